@@ -1,0 +1,70 @@
+"""A head on a frozen trunk: states are computed once, then a convex fit takes seconds."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from reward_models.losses import preference_loss
+from reward_models.pairs import SegmentedPairs
+from segrew.aggregation import aggregate
+from segrew.segmentation import read_columns
+
+
+def unit_states(data: SegmentedPairs, read_position: Any = "end") -> tuple[Float[Tensor, "n d"], Bool[Tensor, "b s"]]:
+    """Pick the cached hidden state of each unit's read column; real units only, row after row.
+
+    Raises:
+        ValueError: the pairs were segmented without keeping states.
+    """
+    if data.features is None or data.features.states is None:
+        raise ValueError("the pairs carry no hidden states; segment them with with_states=True.")
+    columns = read_columns(data.segmentation, data.conversations.ended, read_position)
+    first = torch.tensor([0, *data.conversations.lengths]).cumsum(0)[:-1, None]
+    unit_mask = data.segmentation.unit_mask
+    return data.features.states[(first + columns)[unit_mask]], unit_mask
+
+
+def scores_of(
+    weight: Float[Tensor, " d"],
+    states: Float[Tensor, "n d"],
+    unit_mask: Bool[Tensor, "b s"],
+    *,
+    aggregator: Any,
+    temperature: float = 1.0,
+) -> Float[Tensor, " b"]:
+    """Return the score of each row under the head w: r_k = w · h_k, e = f(r)."""
+    rewards = torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states @ weight)
+    return aggregate(rewards, unit_mask, kind=aggregator, temperature=temperature)
+
+
+def fit_head(
+    states: Float[Tensor, "n d"],
+    unit_mask: Bool[Tensor, "b s"],
+    *,
+    aggregator: Any,
+    temperature: float = 1.0,
+    penalty: float = 0.01,
+    steps: int = 200,
+) -> Float[Tensor, " d"]:
+    """Minimise the Bradley-Terry loss plus penalty · ‖σ ∘ w‖² / 2 by L-BFGS, σ the spread of each feature.
+
+    Rows 2i and 2i + 1 are the chosen and the rejected answer of pair i. For the mean and the sum this is
+    logistic regression on differences of features.
+    """
+    states = states.float()
+    spread = states.std(0).clamp(min=1e-6)
+    scaled = states / spread
+    weight = torch.zeros(states.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=steps, history_size=20, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        scores = scores_of(weight, scaled, unit_mask, aggregator=aggregator, temperature=temperature)
+        loss = preference_loss(scores[0::2], scores[1::2]) + 0.5 * penalty * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    return weight.detach() / spread

@@ -1,0 +1,131 @@
+"""How the two lines of the location normalizer are estimated from unit rewards."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Vector = Float[np.ndarray, " k"]
+
+
+class LocationBin(NamedTuple):
+    """One point of the fit: the rewards at one location, or at a few neighbouring ones where each is rare."""
+
+    location: float
+    mean: float
+    std: float
+    count: int
+    mean_residual: float
+    std_residual: float
+
+
+class LocationCurves(NamedTuple):
+    """Both lines as (slope, intercept) over ln p, how well they fit, and the points."""
+
+    mean_line: tuple[float, float]
+    std_line: tuple[float, float]
+    mean_r2: float | None
+    std_r2: float | None
+    bins: list[LocationBin]
+
+
+def fit_location_curves(rewards: Float[np.ndarray, " n"], locations: Float[np.ndarray, " n"]) -> LocationCurves:
+    """Fit mean and spread as lines in ln p through one point per location bin, each with equal weight.
+
+    A location is kept exact where it has rewards enough; rarer neighbours are merged (`bin_locations`).
+    Nothing is rounded, so long responses create no false point near p = 0. A bin sits at its mean ln p, where
+    a line in ln p is unbiased whatever the bin's width, and its spread is taken about the fitted mean and in
+    units of the fitted spread, so that merging inflates nothing. For a bin of one location this is its
+    population standard deviation.
+    """
+    bin_of, counts = bin_locations(locations)
+    log_p = np.log(locations)
+
+    def by_bin(values: np.ndarray) -> np.ndarray:
+        return np.bincount(bin_of, weights=values) / counts
+
+    x, means = by_bin(log_p), by_bin(rewards)
+    mean_line = robust_line(x, means)
+    residuals = rewards - _evaluate(mean_line, log_p)
+
+    def bin_spread(scale: np.ndarray, scale_at_bin: np.ndarray) -> np.ndarray:
+        z = residuals / scale
+        return np.sqrt(by_bin((z - by_bin(z)[bin_of]) ** 2)) * scale_at_bin
+
+    stds = bin_spread(np.ones_like(rewards), np.ones_like(x))
+    std_line = robust_line(x, stds)
+    for _ in range(50):  # a contraction where bins are narrow: two or three rounds settle it
+        positive = max(std_line[1], float(stds.max())) * 1e-3
+        if positive == 0 or len(x) == len(np.unique(locations)):
+            break  # no spread at all, or nothing was merged: the points cannot change
+        scale, at_bin = (np.maximum(_evaluate(std_line, at), positive) for at in (log_p, x))
+        previous, stds = stds, bin_spread(scale, at_bin)
+        std_line = robust_line(x, stds)
+        if np.allclose(stds, previous, rtol=1e-12, atol=0):
+            break
+
+    mean_residuals, std_residuals = means - _evaluate(mean_line, x), stds - _evaluate(std_line, x)
+    columns = (np.exp(x), means, stds, counts, mean_residuals, std_residuals)
+    bins = [LocationBin(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+    return LocationCurves(mean_line, std_line, _r2(means, mean_residuals), _r2(stds, std_residuals), bins)
+
+
+def bin_locations(locations: Float[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " k"]]:
+    """Group rewards by location, merging neighbours, smallest first, until each bin has enough for a spread.
+
+    Enough is 20 rewards; fewer (down to 2) where that would leave under 20 bins, more where over 200.
+
+    Returns:
+        The bin of each reward, bins ordered by location, and the number of rewards in each bin.
+    """
+    n = locations.size
+    enough = max(2, min(20, n // 20), n // 200)
+    _, place, tally = np.unique(locations, return_inverse=True, return_counts=True)
+    bin_of_place = np.empty(len(tally), dtype=np.int64)
+    current = held = 0
+    for i, count in enumerate(tally.tolist()):
+        bin_of_place[i] = current
+        held += count
+        if held >= enough:
+            current, held = current + 1, 0
+    if held and current:
+        bin_of_place[bin_of_place == current] = current - 1  # too few at the end: they join the last full bin
+    bin_of = bin_of_place[place]
+    return bin_of, np.bincount(bin_of)
+
+
+def robust_line(x: Vector, y: Vector) -> tuple[float, float]:
+    """Huber regression of y on x, as (slope, intercept); one x, or no variation, gives slope 0.
+
+    Runs on standardized least-squares residuals: Huber's estimate with its concomitant scale is equivariant
+    to that, and the optimizer sees the same well-scaled problem whatever the units. An exact line comes back
+    exactly.
+    """
+    centre, width = x.mean(), x.std()
+    if width < 1e-12:
+        return 0.0, float(y.mean())
+    u = (x - centre) / width
+    slope, intercept = float(u @ y) / len(u), float(y.mean())
+    residuals = y - slope * u - intercept
+    scale = residuals.std()
+    if scale > 1e-12 * max(1.0, float(np.abs(y).max())):
+        extra_slope, extra_intercept = _huber(u, residuals / scale)
+        slope, intercept = slope + scale * extra_slope, intercept + scale * extra_intercept
+    return float(slope / width), float(intercept - slope * centre / width)
+
+
+def _huber(x: Vector, y: Vector) -> tuple[float, float]:
+    from sklearn.linear_model import HuberRegressor  # a slow import that only calibration needs
+
+    # No ridge penalty: it would pull the slope towards 0, and the problem is well-conditioned by now.
+    model = HuberRegressor(alpha=0.0, max_iter=1000, tol=1e-9).fit(x[:, None], y)
+    return float(model.coef_[0]), float(model.intercept_)
+
+
+def _evaluate(line: tuple[float, float], x: np.ndarray) -> np.ndarray:
+    return line[0] * x + line[1]
+
+
+def _r2(y: Vector, residuals: Vector) -> float | None:
+    total = float(((y - y.mean()) ** 2).sum())
+    return 1.0 - float((residuals**2).sum()) / total if total > 1e-24 * max(1.0, float((y**2).sum())) else None

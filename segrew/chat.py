@@ -1,0 +1,142 @@
+"""From messages to token ids and back: the one tokenisation path of training, evaluation and PPO.
+
+Prompt and response are always encoded apart, so the border between them is the same token in every path
+even where a merge would cross it, and a response sampled by the policy is scored on its own ids.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, str]
+
+NAMED_TEMPLATES = {
+    "raw": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    "chatml": (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+}
+
+
+def _template_text(chat_template: str) -> str:
+    if chat_template in NAMED_TEMPLATES:
+        return NAMED_TEMPLATES[chat_template]
+    if not Path(chat_template).is_file():
+        raise ValueError(
+            f"--chat_template {chat_template}: neither one of {sorted(NAMED_TEMPLATES)} nor a .jinja file."
+        )
+    return Path(chat_template).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A tokenizer with the chat template and stop token that go with it.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer whose `chat_template` is set.
+        stop_id: the token that ends a response.
+    """
+
+    tokenizer: Any
+    stop_id: int
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, chat_template: str | None = None) -> "ChatFormat":
+        """Take the tokenizer's own template, a named one, or a .jinja file.
+
+        Raises:
+            ValueError: there is no template, no such file, or no stop token.
+        """
+        if chat_template is not None:
+            tokenizer.chat_template = _template_text(chat_template)
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"{tokenizer.name_or_path or 'this tokenizer'} has no chat template (a base model); pass "
+                "--chat_template raw (contents one after the other), chatml, or a .jinja file."
+            )
+        if tokenizer.eos_token_id is None:
+            raise ValueError(f"{tokenizer.name_or_path}: the tokenizer names no end token; set eos_token in it.")
+        return cls(tokenizer, _stop_token_of_template(tokenizer))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids that end a response: the template's turn end and the tokenizer's end token."""
+        return tuple(dict.fromkeys((self.stop_id, self.tokenizer.eos_token_id)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Short hash of vocabulary, template and stop token; equal for equal token ids."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        content = json.dumps([vocabulary, self.tokenizer.chat_template, self.stop_id], ensure_ascii=False)
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    @cached_property
+    def _leading_bos(self) -> list[int]:
+        """The BOS to put before a rendered conversation: what the tokenizer adds and the template does not."""
+        bos = self.tokenizer.bos_token_id
+        if bos is None or self.tokenizer("", add_special_tokens=True)["input_ids"][:1] != [bos]:
+            return []
+        rendered = self.render([{"role": "user", "content": "x"}])
+        return [] if self._encode(rendered)[:1] == [bos] else [bos]
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render(self, messages: list[Message]) -> str:
+        """Return the text of a prompt up to where the assistant begins to speak."""
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def prompt_ids(self, messages: list[Message]) -> list[int]:
+        """Return the ids of a prompt, with at most one leading BOS."""
+        ids = self._leading_bos + self._encode(self.render(messages))
+        if not ids:
+            raise ValueError("a prompt of no tokens: the first response token has nothing before it.")
+        return ids
+
+    def response_ids(self, text: str) -> list[int]:
+        """Return the ids of a finished response: its text and the stop token, nothing after it."""
+        return [*self._encode(text), self.stop_id]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of response ids, without stop or other special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def cut_text(self, ids: list[int], ends: list[int], text: str | None = None) -> list[tuple[int, int]]:
+        """Map units, given by their last token (inclusive), to character offsets that tile the response.
+
+        A cut inside a multi-byte character moves to the end of that character.
+
+        Args:
+            text: what `ids` were encoded from; None tiles their decoded text instead.
+        """
+        if text is not None:
+            offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            places = [offsets[end][1] if end < len(offsets) else len(text) for end in ends[:-1]]
+        else:
+            text = self.decode(ids)
+            prefixes = [self.decode(ids[: end + 1]) for end in ends[:-1]]
+            # A prefix that ends in an incomplete character decodes to replacement marks.
+            places = [
+                len(prefix) if text.startswith(prefix) else len(prefix.rstrip("\ufffd")) + 1 for prefix in prefixes
+            ]
+        cuts = [0]
+        for place in places:
+            cuts.append(max(cuts[-1], min(place, len(text))))
+        return list(zip(cuts, [*cuts[1:], len(text)], strict=True))
+
+
+def _stop_token_of_template(tokenizer: Any) -> int:
+    """Find the special token that the template writes after an assistant's words, else the end token."""
+    conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "stop-token-probe"}]
+    try:
+        rendered = tokenizer.apply_chat_template(conversation, tokenize=False)
+    except Exception as error:
+        raise ValueError(f"the chat template does not render a user and an assistant message: {error}") from error
+    after = rendered.rpartition("stop-token-probe")[2]
+    special = set(tokenizer.all_special_ids)
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
+    return next((i for i in ids if i in special), tokenizer.eos_token_id)

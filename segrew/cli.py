@@ -1,0 +1,55 @@
+"""The command line. The one file that knows every stage, and it imports a stage only when its command runs."""
+
+import os
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "demo": ("policy.demo:main", "the whole pipeline on the embedded model and data, ending in report.html"),
+    "data": ("segrew.data_command:main", "what a data set holds: type, counts, one rendered example"),
+    "segment": ("segrew.segment_command:main", "cut responses into units and show their lengths"),
+    "train-rm": ("reward_models.train:main", "train a segment reward model from preference pairs"),
+    "calibrate": ("reward_models.calibrate:main", "fit the location normalizer of a reward model"),
+    "rewardbench": ("reward_models.rewardbench:main", "benchmark a reward model on files of pairs"),
+    "score": ("reward_models.score:main", "score prompts and responses, segment by segment"),
+    "show": ("reward_models.score:show", "print responses coloured by segment reward"),
+    "ppo": ("policy.ppo:main", "dense-reward PPO with any reward and action granularity"),
+    "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
+}
+
+
+def _usage() -> str:
+    lines = ["usage: segrew COMMAND [--config FILE.yaml] [--name value ...]", "", "commands:"]
+    lines += [f"  {name:12} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", "`segrew COMMAND --help` lists the settings of a command."])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a user's error prints one message and returns 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if argv else 2
+    if argv[0] not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else f" (there are: {', '.join(COMMANDS)})"
+        print(f"segrew: no command '{argv[0]}'{hint}", file=sys.stderr)
+        return 2
+    module, _, function = COMMANDS[argv[0]][0].partition(":")
+    try:
+        getattr(import_module(module), function)(argv[1:])
+    except (ValueError, FileNotFoundError, FileExistsError, PermissionError) as error:
+        if os.environ.get("SEGREW_TRACEBACK"):
+            raise
+        print(f"segrew {argv[0]}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nsegrew {argv[0]}: interrupted.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Typed configuration: one dataclass field is one flag, one YAML key and one line of help.
+
+A YAML file is read as if its keys had been typed before the flags, so every value goes through the same
+parser, flags win over the file, and `1e-5` is a number in both.
+"""
+
+import dataclasses
+import difflib
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+
+
+def arg(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
+    """Declare a configuration field: its default and the text that `--help` shows."""
+    metadata = {"help": help.replace("%", "%%"), **metadata}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a mapping that names a key twice, where PyYAML would keep the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"line {node.start_mark.line + 1}: the key '{key}' is given twice; keep one.")
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a flat YAML mapping.
+
+    Raises:
+        ValueError: the file is missing, not YAML, not a mapping, or repeats a key.
+    """
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except FileNotFoundError:
+        raise ValueError(f"--config {path}: no such file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"--config {path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"--config {path}: expected `name: value` lines, found {type(content).__name__}.")
+    return content
+
+
+def _as_flags(settings: dict[str, Any]) -> list[str]:
+    """Spell a mapping as the flags that say the same; a key set to null is left at its default."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [value]
+        flags += [
+            f"--{name}",
+            *(yaml.safe_dump(v).strip() if isinstance(v, dict) else str(v) for v in values),
+        ]
+    return flags
+
+
+def _split_config_flag(argv: list[str]) -> tuple[str | None, list[str]]:
+    for i, word in enumerate(argv):
+        if word == "--config":
+            if i + 1 == len(argv):
+                raise ValueError("--config needs a file name after it.")
+            return argv[i + 1], argv[:i] + argv[i + 2 :]
+        if word.startswith("--config="):
+            return word.split("=", 1)[1], argv[:i] + argv[i + 1 :]
+    return None, argv
+
+
+def _check_finite(configs: tuple) -> None:
+    for config in configs:
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"--{field.name} {value}: must be a finite number.")
+            if field.name.endswith("learning_rate") and isinstance(value, (int, float)) and value < 0:
+                raise ValueError(f"--{field.name} {value}: must not be negative.")
+
+
+def parse(command: str, classes: tuple[type, ...], argv: list[str]) -> tuple:
+    """Build one instance of each dataclass from `--config FILE.yaml` and flags; flags win.
+
+    Raises:
+        ValueError: an unknown name (the nearest known one is named), or a value of the wrong kind.
+    """
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(classes, prog=f"segrew {command}", allow_abbrev=False)
+    known = sorted({name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"})
+
+    def refuse(message: str) -> None:
+        raise ValueError(f"segrew {command}: {message} (`segrew {command} --help` lists every flag)")
+
+    parser.error = refuse  # type: ignore[assignment, method-assign]
+    path, flags = _split_config_flag(argv)
+    settings = read_yaml(path) if path else {}
+    typed = [word.split("=")[0][2:] for word in flags if word.startswith("--")]
+    for name in [*settings, *typed]:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            refuse(f"unknown setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "."))
+    parsed = parser.parse_args_into_dataclasses(args=_as_flags(settings) + flags, look_for_args_file=False)
+    _check_finite(parsed)
+    return tuple(parsed)
+
+
+def defaults_of(cls: type[T], **changes: Any) -> T:
+    """Build a config in code with the same checks as on the command line."""
+    config = cls(**changes)
+    _check_finite((config,))
+    return config
+
+
+def to_dict(*configs: Any) -> dict[str, Any]:
+    """Return the resolved settings as plain data, for `run.json`."""
+    merged: dict[str, Any] = {}
+    for config in configs:
+        merged.update(config.to_dict() if hasattr(config, "to_dict") else dataclasses.asdict(config))
+    return {key: value for key, value in merged.items() if not callable(value)}

@@ -1,0 +1,25 @@
+"""Intervals for the figures that runs report."""
+
+import math
+
+_Z95 = 1.959963984540054
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a proportion; (0, 1) without observations."""
+    if n == 0:
+        return 0.0, 1.0
+    share, z2 = successes / n, _Z95**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = _Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mean_interval(values: list[float]) -> tuple[float, float, float]:
+    """Return the mean with its 95 % normal interval; of paired differences, a paired interval."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return mean, -math.inf, math.inf
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    return mean, mean - _Z95 * error, mean + _Z95 * error

@@ -1,0 +1,117 @@
+"""One directory per run: what was asked, with which versions, and what came of it."""
+
+import json
+import os
+import shutil
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RUN_FILE = "run.json"
+_VERSIONED = ("segrew", "torch", "transformers", "peft", "accelerate", "scikit-learn")
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions of segrew and of the libraries that decide a result."""
+    found = {}
+    for name in _VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON so that a reader never sees half a file."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_json(path: str | Path) -> Any:
+    """Read JSON, or say which file is broken and where.
+
+    Raises:
+        ValueError: the file is missing or not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}).") from None
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> None:
+    """Write one JSON object a line, replacing the file in one step."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    os.replace(partial, path)
+
+
+def read_jsonl(path: str | Path) -> list[dict]:
+    """Read the JSON lines that a run wrote; an unfinished last line, left by a kill, is passed over."""
+    rows = []
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number}: not valid JSON.") from None
+    return rows
+
+
+class RunDirectory:
+    """A run's output directory, which never overwrites another run unless told to."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        command: str,
+        config: dict[str, Any],
+        overwrite: bool = False,
+        resume: bool = False,
+    ) -> "RunDirectory":
+        """Claim `path` for a run and record its settings in `run.json`.
+
+        Raises:
+            ValueError: the directory holds another run, or files that no run of segrew made.
+        """
+        run = cls(path)
+        if run.path.exists() and not run.path.is_dir():
+            raise ValueError(f"--output_dir {path} is a file; name a directory.")
+        used = run.path.is_dir() and any(run.path.iterdir())
+        made_by_segrew = (run.path / RUN_FILE).exists()
+        if used and not resume:
+            if not made_by_segrew:
+                raise ValueError(f"--output_dir {path} is not empty and holds no run; name a new directory.")
+            if not overwrite:
+                raise ValueError(
+                    f"--output_dir {path} already holds a run; name a new directory, resume it with "
+                    "--resume_from_checkpoint, or replace it with --overwrite_output_dir true."
+                )
+            shutil.rmtree(run.path)
+        run.path.mkdir(parents=True, exist_ok=True)
+        if not (resume and made_by_segrew):
+            started = time.strftime("%Y-%m-%dT%H:%M:%S")
+            record = {"command": command, "config": config, "versions": versions(), "started": started}
+            run.write_json(RUN_FILE, record)
+        return run
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write `name` as JSON in one step."""
+        write_json(self.path / name, content)
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Append one JSON line to `name`."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,142 @@
+"""Log-probability and entropy of tokens, straight from hidden states, without ever holding the [n v] logits.
+
+    z = s · (W h + bias), and c · tanh(z / c) of it where there is a soft cap c
+    ln π(y) = z_y / T − ln Σ exp(z / T)        H = −Σ p ln p, p = softmax(z / T_H)
+
+Rows go through in chunks. With the head frozen, ∂ ln π(y)/∂h = (s / T) · (W_y − Σ p W) is a by-product of the
+forward pass and all that is kept; a head that learns costs a second pass over the chunks.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from segrew.masking import full_precision
+
+ELEMENTS_PER_CHUNK = 2**24  # 64 MiB of float32 logits: wide enough for the matrix product, small beside it
+
+
+class _Head(NamedTuple):
+    """What turns hidden states into logits and logits into distributions."""
+
+    temperature: float
+    entropy_temperature: float
+    softcap: float | None
+    logit_scale: float
+    chunk_size: int
+
+
+def token_statistics(
+    hidden: Float[Tensor, "n d"],
+    lm_head_weight: Float[Tensor, "v d"],
+    targets: Int64[Tensor, " n"],
+    *,
+    temperature: float = 1.0,
+    entropy_temperature: float = 1.0,
+    bias: Float[Tensor, " v"] | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    chunk_size: int | None = None,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return ln π(targets[i]) at `temperature` and the entropy in nats at `entropy_temperature`.
+
+    hidden[i] predicts targets[i]. Gradients flow through the log-probabilities to `hidden`, and to the weight
+    and bias if they require any; the entropy is detached.
+    """
+    for name, knob in {"temperature": temperature, "entropy_temperature": entropy_temperature}.items():
+        if not knob > 0:
+            raise ValueError(f"{name} {knob} must be positive")
+    if chunk_size is None:
+        chunk_size = max(16, ELEMENTS_PER_CHUNK // len(lm_head_weight))
+    head = _Head(temperature, entropy_temperature, softcap, logit_scale, chunk_size)
+    head_learns = lm_head_weight.requires_grad or (bias is not None and bias.requires_grad)
+    keeps_slope = torch.is_grad_enabled() and hidden.requires_grad and not head_learns
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, weight = full_precision(hidden), full_precision(lm_head_weight)
+        bias = None if bias is None else full_precision(bias)
+        return _TokenStatistics.apply(hidden, weight, bias, targets, head, keeps_slope)
+
+
+class _TokenStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: _Head, keeps: bool
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = hidden.new_empty(len(hidden)), hidden.new_empty(len(hidden))
+        slope = torch.empty_like(hidden) if keeps else None
+        for start in range(0, len(hidden), head.chunk_size):
+            rows = slice(start, start + head.chunk_size)
+            logits, cap_slope = _logits(hidden[rows], weight, bias, head)
+            exps, total = _exponentials(logits, head)
+            logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - total.log()
+            entropy[rows] = _entropy(logits, exps, total, head)
+            if slope is not None:
+                towards = _logprob_slope(exps, total, targets[rows], cap_slope, head)
+                torch.mm(towards, weight, out=slope[rows])
+        ctx.head, ctx.keeps = head, keeps
+        ctx.save_for_backward(slope, *((None,) * 4 if keeps else (hidden, weight, bias, targets)))
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        slope, hidden, weight, bias, targets = ctx.saved_tensors
+        if ctx.keeps:
+            return grad[:, None] * slope, None, None, None, None, None
+        d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        d_bias = None if bias is None else torch.zeros_like(bias)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(hidden), ctx.head.chunk_size):
+                rows = slice(start, start + ctx.head.chunk_size)
+                logits, cap_slope = _logits(hidden[rows], weight, bias, ctx.head)
+                exps, total = _exponentials(logits, ctx.head)
+                towards = _logprob_slope(exps, total, targets[rows], cap_slope, ctx.head)
+                towards *= grad[rows, None]
+                torch.mm(towards, weight, out=d_hidden[rows])
+                d_weight.addmm_(towards.T, hidden[rows])
+                if d_bias is not None:
+                    d_bias += towards.sum(0)
+        return d_hidden, d_weight, d_bias, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: _Head) -> tuple[Tensor, Tensor | None]:
+    """Return z, and dz/d(uncapped z) where there is a cap."""
+    logits = torch.mm(hidden, weight.T)
+    if bias is not None:
+        logits += bias
+    if head.logit_scale != 1.0:
+        logits *= head.logit_scale
+    if head.softcap is None:
+        return logits, None
+    logits.div_(head.softcap).tanh_()
+    cap_slope = 1.0 - logits.square()
+    return logits.mul_(head.softcap), cap_slope
+
+
+def _exponentials(logits: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
+    """Turn `logits` in place into z/T less its maximum; return exp of that and its sum, the softmax in parts."""
+    logits -= logits.amax(1, keepdim=True)
+    if head.temperature != 1.0:
+        logits /= head.temperature
+    exps = logits.exp()
+    return exps, exps.sum(1)
+
+
+def _entropy(logits: Tensor, exps: Tensor, total: Tensor, head: _Head) -> Tensor:
+    """H = ln Σ eᶻ − Σ eᶻ z / Σ eᶻ. Overwrites `logits`."""
+    logits.clamp_(min=-1e30)  # an impossible token adds 0, where 0 · −∞ would be NaN
+    if head.entropy_temperature != head.temperature:
+        logits *= head.temperature / head.entropy_temperature
+        exps = logits.exp()
+        total = exps.sum(1)
+    return total.log() - logits.mul_(exps).sum(1) / total
+
+
+def _logprob_slope(exps: Tensor, total: Tensor, targets: Tensor, cap_slope: Tensor | None, head: _Head) -> Tensor:
+    """∂ ln π(y)/∂(W h + bias) = (s / T) · (1[y] − p), times the slope of the cap. Overwrites `exps`."""
+    scale = head.logit_scale / head.temperature
+    slope = exps.mul_(-scale / total[:, None])
+    slope.scatter_add_(1, targets[:, None], torch.full_like(slope[:, :1], scale))
+    return slope if cap_slope is None else slope.mul_(cap_slope)

@@ -1,0 +1,395 @@
+import json
+import math
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward_models import LocationNormalizer
+from reward_models.location_fit import bin_locations, fit_location_curves, robust_line
+
+# Published parameters in the order (w_mu, w_sigma, b_mu, b_sigma), with the spread they give.
+PHI = (0.7668, 0.2569, 0.4705, 2.8339)
+LLAMA3_SFT_TOKEN = (1.7340, 0.9906, 1.3212, 5.4513)
+PUBLISHED_STD = [
+    (PHI, (2.83, 2.24, 1.65, 1.05)),
+    ((0.7209, 0.2330, 0.6055, 2.6555), (2.66, 2.12, 1.58, 1.04)),
+    ((0.9628, 0.3796, 1.2917, 3.5006), (3.50, 2.63, 1.75, 0.87)),
+    ((0.8345, 0.4780, 0.8798, 3.7358), (3.74, 2.64, 1.54, 0.42)),
+    ((1.6268, 0.6254, 0.6419, 4.9217), (4.92, 3.48, 2.04, 0.59)),
+]
+
+
+def published(parameters, **kwargs):
+    return LocationNormalizer.from_parameters(*parameters, **kwargs)
+
+
+def units(lengths):
+    """Locations of all units of responses with the given numbers of units."""
+    return np.concatenate([np.arange(1, length + 1) / length for length in lengths])
+
+
+def exact_rewards(parameters, lengths, repeats, seed=0):
+    """Rewards whose mean and population spread at every location obey the two lines exactly."""
+    w_mu, w_sigma, b_mu, b_sigma = parameters
+    places = units(lengths)
+    noise = np.random.default_rng(seed).standard_normal((len(places), repeats))
+    noise = (noise - noise.mean(1, keepdims=True)) / noise.std(1, keepdims=True)
+    log_p = np.log(places)[:, None]
+    rewards = w_mu * log_p + b_mu + noise * (w_sigma * log_p + b_sigma)
+    return torch.tensor(rewards.ravel()), torch.tensor(places.repeat(repeats))
+
+
+def noisy_rewards(seed=0, responses=3000):
+    """Responses of 1 to 60 units with rewards scattered about the Phi lines."""
+    rng = np.random.default_rng(seed)
+    places = units(rng.integers(1, 61, responses))
+    w_mu, w_sigma, b_mu, b_sigma = PHI
+    spread = w_sigma * np.log(places) + b_sigma
+    return torch.tensor(w_mu * np.log(places) + b_mu + spread * rng.standard_normal(len(places))), torch.tensor(places)
+
+
+# golden vectors
+
+
+def test_golden_phi_with_four_units():
+    normalizer, p = published(PHI), torch.tensor([0.25, 0.5, 0.75, 1.0])
+    torch.testing.assert_close(
+        normalizer.mean(p), torch.tensor([-0.59251, -0.06101, 0.24991, 0.47050]), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(normalizer.std(p), torch.tensor([2.47776, 2.65583, 2.75999, 2.83390]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        normalizer.transform(torch.ones(4), p),
+        torch.tensor([0.64272, 0.39950, 0.27177, 0.18684]),
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:the fitted spread")
+@pytest.mark.parametrize(("parameters", "spreads"), PUBLISHED_STD)
+def test_golden_spreads_of_published_models(parameters, spreads):
+    normalizer = published(parameters, std_floor=1e-3)
+    for p, spread in zip((1, 0.1, 0.01, 1 / 1024), spreads, strict=True):
+        assert normalizer.std(p) == pytest.approx(spread, abs=0.006)
+
+
+def test_llama3_sft_token_spread_is_never_non_positive_at_1024_tokens():
+    normalizer = published(LLAMA3_SFT_TOKEN)
+    p = torch.arange(1, 1025) / 1024
+    with pytest.warns(UserWarning, match="below the floor") as caught:
+        spread = normalizer.std(p)
+        normalizer.transform(torch.ones(1024), p)  # warns once, not at every step
+    assert len(caught) == 1
+    assert spread.min().item() == pytest.approx(0.54513)  # a tenth of the spread at p = 1
+    assert (normalizer.transform(normalizer.mean(p) + 1, p) > 0).all()  # no sign is flipped
+
+
+def test_the_unguarded_llama3_line_is_negative_beyond_245_units():
+    normalizer = published(LLAMA3_SFT_TOKEN, std_floor=1e-9)
+    assert normalizer.std(1 / 245) > 1e-9
+    with pytest.warns(UserWarning, match="below the floor"):
+        assert normalizer.std(1 / 246) == 1e-9
+
+
+def test_no_warning_where_the_floor_does_not_bind():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        published(PHI).transform(torch.ones(1024), torch.arange(1, 1025) / 1024)
+
+
+# fitting
+
+
+@pytest.mark.parametrize(
+    ("lengths", "repeats"),
+    [
+        ([50], 100),
+        ([50], 2),
+        (range(1, 41), 2),
+        ([3000], 2),
+        (range(1, 120), 2),
+        ([7], 3),
+        (range(2, 300, 7), 20),
+    ],
+)
+@pytest.mark.parametrize("parameters", [PHI, (-0.3, -0.2, 12.0, 0.7), (0.0, 0.0, -4.0, 2.0)])
+def test_exact_data_give_their_parameters_back(parameters, lengths, repeats):
+    normalizer = LocationNormalizer().fit(*exact_rewards(parameters, lengths, repeats))
+    fitted = (normalizer.w_mu, normalizer.w_sigma, normalizer.b_mu, normalizer.b_sigma)
+    assert fitted == pytest.approx(parameters, abs=1e-6)
+
+
+def test_responses_of_thousands_of_units_make_no_leverage_point():
+    """Rounding p to three decimals would turn 1/3000 into 0 and ln p into -23."""
+    normalizer = LocationNormalizer().fit(*exact_rewards(PHI, [3000], 2))
+    assert normalizer.fitted_range == (1 / 3000, 1.0)
+    assert min(point.location for point in normalizer.bins) >= 1 / 3000
+
+
+def test_training_rewards_come_out_standardized_at_every_location():
+    rewards, places = noisy_rewards()
+    normalizer = LocationNormalizer().fit(rewards, places)
+    scalar = published((0.0, 0.0, rewards.mean().item(), rewards.std().item()))
+
+    def worst(values):
+        bins, counts = bin_locations(places.numpy())
+        populous = [values.numpy()[bins == i] for i in range(len(counts)) if counts[i] >= 300]
+        assert len(populous) > 50
+        return max(abs(v.mean()) for v in populous), max(abs(v.std() - 1) for v in populous)
+
+    off_mean, off_std = worst(normalizer.transform(rewards, places))
+    assert off_mean < 4 / math.sqrt(300) and off_std < 4 / math.sqrt(2 * 300)  # four standard errors
+    assert worst(scalar.transform(rewards, places))[0] > 0.5  # the negative control: one mean for all locations
+    assert normalizer.r2["mean"] > 0.9 and normalizer.r2["std"] > 0.5
+    assert normalizer.w_mu == pytest.approx(PHI[0], abs=0.05) and normalizer.b_sigma == pytest.approx(PHI[3], abs=0.05)
+
+
+def test_bins_hold_means_and_population_spreads_of_their_rewards():
+    rewards, places = (
+        torch.tensor([1.0, 3.0, 5.0, 7.0, 4.0, 8.0]),
+        torch.tensor([0.5, 0.5, 0.5, 1.0, 1.0, 1.0]),
+    )
+    normalizer = LocationNormalizer().fit(rewards, places)
+    half, end = normalizer.bins
+    assert (half.location, half.mean, half.std, half.count) == pytest.approx((0.5, 3.0, math.sqrt(8 / 3), 3))
+    assert (end.location, end.mean, end.std, end.count) == pytest.approx((1.0, 19 / 3, math.sqrt(26 / 9), 3))
+    assert [half.mean_residual, end.mean_residual, half.std_residual, end.std_residual] == pytest.approx([0] * 4)
+
+
+def test_outlying_bins_move_huber_less_than_least_squares():
+    x = np.log(np.arange(1, 41) / 40)
+    y = 0.8 * x + 0.5 + 0.01 * np.sin(np.arange(40))
+    y[[0, 3, 5]] += [40.0, 25.0, 60.0]
+    slope, intercept = robust_line(x, y)
+    least_squares = np.polyfit(x, y, 1)
+    assert abs(slope - 0.8) < 0.02 < abs(least_squares[0] - 0.8)
+    assert abs(intercept - 0.5) < 0.02 < abs(least_squares[1] - 0.5)
+
+
+def test_robust_line_agrees_with_scikit_learn_on_well_scaled_data():
+    from sklearn.linear_model import HuberRegressor
+
+    rng = np.random.default_rng(1)
+    x = np.linspace(-2, 2, 60)
+    y = 1.5 * x - 0.2 + rng.standard_t(2, 60)
+    reference = HuberRegressor(alpha=0.0, tol=1e-9, max_iter=1000).fit(x[:, None], y)
+    assert robust_line(x, y) == pytest.approx((reference.coef_[0], reference.intercept_), abs=1e-4)
+    assert robust_line(1e3 * x, 1e6 * y) == pytest.approx(
+        (1e3 * reference.coef_[0], 1e6 * reference.intercept_), rel=1e-4
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(3, 40), st.sampled_from([1e-6, 1.0, 1e6]))
+def test_robust_line_always_converges(seed, n, scale):
+    rng = np.random.default_rng(seed)
+    x, y = np.log(rng.uniform(1e-3, 1, n)), rng.standard_cauchy(n) * scale
+    assert np.isfinite(robust_line(x, y)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 80), min_size=1, max_size=60))
+def test_bins_partition_the_rewards_in_order_of_location(lengths):
+    places = units(lengths)
+    bins, counts = bin_locations(places)
+    assert counts.sum() == len(places) and (counts > 0).all()
+    assert (np.diff(bins[np.argsort(places, kind="stable")]) >= 0).all()
+    for place in np.unique(places):
+        assert len(set(bins[places == place])) == 1
+    assert (counts >= min(2, len(places))).all()
+
+
+def test_a_spread_that_would_turn_negative_inside_the_fit_is_reported_and_guarded():
+    w_mu, w_sigma, b_mu, b_sigma = LLAMA3_SFT_TOKEN
+    places = np.arange(1, 1025) / 1024
+    spread = np.maximum(w_sigma * np.log(places) + b_sigma, 0.05)
+    rewards = (w_mu * np.log(places) + b_mu)[:, None] + spread[:, None] * np.array([-1.0, 1.0, -1.0, 1.0])
+    with pytest.warns(UserWarning, match="below the floor"):
+        normalizer = LocationNormalizer().fit(torch.tensor(rewards.ravel()), torch.tensor(places.repeat(4)))
+    assert normalizer.std(torch.tensor(places)).min() > 0
+
+
+def test_one_location_gives_a_scalar_normalizer():
+    normalizer = LocationNormalizer().fit(torch.tensor([1.0, 2.0, 3.0, 6.0]), torch.ones(4))
+    assert (normalizer.w_mu, normalizer.w_sigma) == (0.0, 0.0)
+    assert (normalizer.b_mu, normalizer.b_sigma) == pytest.approx((3.0, math.sqrt(3.5)))
+    assert normalizer.r2 == {"mean": None, "std": None}
+    z = normalizer.transform(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.01]))
+    torch.testing.assert_close(z, torch.tensor([0.0, 1 / math.sqrt(3.5)]))
+
+
+def test_float32_rewards_on_merged_locations_are_fitted_in_float64():
+    rewards, places = exact_rewards(PHI, range(1, 60), 4)
+    normalizer = LocationNormalizer().fit(rewards.float() + 0.0, places.float())
+    assert normalizer.w_mu == pytest.approx(PHI[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "places", "message"),
+    [
+        ([], [], "no rewards"),
+        ([1.0, math.nan], [0.5, 1.0], "1 of 2 rewards"),
+        ([1.0, 2.0], [0.0, 1.0], "padding"),
+        ([1.0, 2.0], [1.0, 1.5], "0, 1"),
+        ([2.0, 2.0, 2.0], [0.5, 1.0, 1.0], "same reward"),
+        ([2.0], [1.0], "same reward"),
+    ],
+)
+def test_unusable_calibration_data_are_refused(rewards, places, message):
+    with pytest.raises(ValueError, match=message):
+        LocationNormalizer().fit(np.array(rewards), np.array(places))
+
+
+def test_as_many_locations_as_rewards():
+    with pytest.raises((ValueError, TypeError)):  # TypeError where shapes are checked on entry
+        LocationNormalizer().fit(np.ones(2), np.ones(1))
+
+
+# transform
+
+
+def test_p_1_gives_the_intercepts_exactly_and_zero_slopes_are_the_scalar_normalizer():
+    normalizer = published(PHI)
+    assert (normalizer.mean(1.0), normalizer.std(1.0)) == (PHI[2], PHI[3])
+    scalar = published((0.0, 0.0, 0.5, 2.0))
+    rewards = torch.tensor([[1.0, 2.0, -3.0]])
+    torch.testing.assert_close(scalar.transform(rewards, torch.tensor([[0.1, 0.5, 1.0]])), (rewards - 0.5) / 2)
+
+
+def test_padding_gives_zero_and_takes_no_part_in_the_gradient():
+    rewards = torch.tensor([[1.0, 2.0, math.nan], [3.0, math.inf, -1.0]], requires_grad=True)
+    places = torch.tensor([[0.5, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    z = published(PHI).transform(rewards, places)
+    z.sum().backward()
+    assert (z[places == 0] == 0).all() and (rewards.grad[places == 0] == 0).all()
+    torch.testing.assert_close(
+        rewards.grad[places > 0], torch.tensor([1 / 2.65583, 1 / 2.8339, 1 / 2.8339]), atol=1e-5, rtol=0
+    )
+
+
+def test_an_empty_batch_and_half_precision_are_fine():
+    normalizer = published(PHI)
+    assert normalizer.transform(torch.zeros(2, 0), torch.zeros(2, 0)).shape == (2, 0)
+    z = normalizer.transform(torch.ones(4).bfloat16(), torch.tensor([0.25, 0.5, 0.75, 1.0]))
+    assert z.dtype == torch.float32
+    torch.testing.assert_close(z, torch.tensor([0.64272, 0.39950, 0.27177, 0.18684]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_transform_compiles_to_one_graph():
+    """In a process of its own, where no shape checker wraps the functions."""
+    program = """
+import torch
+from reward_models import LocationNormalizer
+normalizer = LocationNormalizer.from_parameters(1.7340, 0.9906, 1.3212, 5.4513)
+compiled = torch.compile(normalizer.transform, fullgraph=True, backend="eager")
+rewards, places = torch.randn(3, 5), torch.rand(3, 5) * 0.9 + 0.1
+torch.testing.assert_close(compiled(rewards, places), normalizer.transform(rewards, places))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_transform_stays_on_the_device_without_waiting():
+    normalizer = published(PHI)
+    rewards, places = torch.ones(4, device="cuda"), torch.tensor([0.25, 0.5, 0.75, 1.0], device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        z = normalizer.transform(rewards, places)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(z.cpu(), torch.tensor([0.64272, 0.39950, 0.27177, 0.18684]), atol=1e-5, rtol=0)
+
+
+def test_an_unfitted_normalizer_transforms_nothing():
+    with pytest.raises(ValueError, match="no parameters yet"):
+        LocationNormalizer().transform(torch.ones(1), torch.ones(1))
+
+
+# files and guards
+
+
+def test_save_and_load_round_trip(tmp_path):
+    fitted = LocationNormalizer(fingerprint="abc123", rule="entropy>1.75").fit(*noisy_rewards(responses=200))
+    fitted.save(tmp_path / "normalizer.json")
+    loaded = LocationNormalizer.load(tmp_path / "normalizer.json")
+    assert vars(loaded) == vars(fitted)
+    json.loads((tmp_path / "normalizer.json").read_text(), parse_constant=pytest.fail)  # strict JSON, no NaN
+    assert [path.name for path in tmp_path.iterdir()] == ["normalizer.json"]
+
+
+def test_published_parameters_survive_a_file_too(tmp_path):
+    published(PHI).save(tmp_path / "n.json")
+    assert LocationNormalizer.load(tmp_path / "n.json").std(0.1) == published(PHI).std(0.1)
+
+
+@pytest.mark.parametrize("key", ["w_mu", "w_sigma", "b_mu", "b_sigma", "std_floor", "fingerprint"])
+def test_a_missing_key_is_never_filled_in(tmp_path, key):
+    path = tmp_path / "normalizer.json"
+    published(PHI).save(path)
+    record = json.loads(path.read_text())
+    del record[key]
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=rf"normalizer.json lacks {key}.*segrew calibrate"):
+        LocationNormalizer.load(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("w_mu", math.nan),
+        ("b_mu", math.inf),
+        ("w_sigma", "0.2"),
+        ("b_mu", None),
+        ("b_sigma", 0.0),
+        ("b_sigma", -1.0),
+        ("std_floor", 0.0),
+        ("std_floor", -0.1),
+        ("std_floor", math.nan),
+        ("bins", [{"location": 1.0}]),
+    ],
+)
+def test_damaged_values_are_refused(tmp_path, key, value):
+    path = tmp_path / "normalizer.json"
+    published(PHI).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=r"normalizer.json: .*segrew calibrate"):
+        LocationNormalizer.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\xff"])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path, text):
+    path = tmp_path / "normalizer.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"normalizer.json .*segrew calibrate"):
+        LocationNormalizer.load(path)
+
+
+def test_a_missing_file_says_what_to_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="segrew calibrate"):
+        LocationNormalizer.load(tmp_path / "normalizer.json")
+
+
+def test_another_segmentation_rule_is_refused():
+    normalizer = published(PHI, fingerprint="aaaa", rule="entropy>2.0")
+    normalizer.require("aaaa", rule="entropy>2.0")
+    with pytest.raises(ValueError, match=r"runs/rm.*entropy>2\.0 .*entropy>1\.75.*segrew calibrate"):
+        normalizer.require("bbbb", rule="entropy>1.75", source="runs/rm/normalizer.json")
+    with pytest.raises(ValueError, match="unknown rule"):
+        published(PHI).require("bbbb", rule="entropy>1.75")
+
+
+def test_merging_rare_locations_does_not_inflate_the_spread():
+    """With a steep mean, naive pooling would add the slope inside a bin to its spread."""
+    rewards, places = exact_rewards((5.0, 0.0, 0.0, 0.1), range(1, 90), 2)
+    curves = fit_location_curves(rewards.numpy(), places.numpy())
+    assert len(curves.bins) < len(np.unique(places)) / 2
+    assert [point.std for point in curves.bins] == pytest.approx([0.1] * len(curves.bins), abs=1e-9)
