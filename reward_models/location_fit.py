@@ -1,5 +1,6 @@
 """How the two lines of the location normalizer are estimated from unit rewards."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,8 @@ from jaxtyping import Float, Int
 Vector = Float[np.ndarray, " k"]
 
 
-class LocationBin(NamedTuple):
+@dataclass(frozen=True)
+class LocationBin:
     """One point of the fit: the rewards at one location, or at a few neighbouring ones where each is rare."""
 
     location: float

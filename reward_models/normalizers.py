@@ -4,6 +4,7 @@ Early segments score low with little spread, late ones high with much. Before PP
 is standardized by the mean and spread expected at its location p = (unit index + 1) / (units in the response).
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -105,7 +106,7 @@ class LocationNormalizer:
             "rule": self.rule,
             "fitted_range": self.fitted_range,
             "r2": self.r2,
-            "bins": [point._asdict() for point in self.bins],
+            "bins": [dataclasses.asdict(point) for point in self.bins],
         }
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
@@ -126,10 +127,11 @@ class LocationNormalizer:
             normalizer = cls(std_floor=floor, fingerprint=record["fingerprint"], rule=record.get("rule"))
             normalizer._set_parameters(w_mu, b_mu, w_sigma, b_sigma)
             normalizer.bins = [LocationBin(**point) for point in record.get("bins") or []]
-            low, high = record.get("fitted_range") or (None, None)
+            if record.get("fitted_range"):
+                low, high = record["fitted_range"]
+                normalizer.fitted_range = (float(low), float(high))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}; {_NEXT}") from None
-        normalizer.fitted_range = None if low is None else (low, high)
         normalizer.r2 = {**normalizer.r2, **(record.get("r2") or {})}
         return normalizer
 

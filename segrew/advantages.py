@@ -19,8 +19,8 @@ def generalized_advantages(
     values: Float[Tensor, "b n"],
     mask: Bool[Tensor, "b n"],
     *,
-    gamma: float | Float[Tensor, "b n"],
-    lambda_: float | Float[Tensor, "b n"],
+    gamma: float | int | Float[Tensor, "b n"],
+    lambda_: float | int | Float[Tensor, "b n"],
     bootstrap: Float[Tensor, " b"] | None = None,
 ) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n"]]:
     """Aₜ = δₜ + γₜλₜ Aₜ₊₁ with δₜ = rₜ + γₜ Vₜ₊₁ − Vₜ (GAE, 1506.02438, eq. 16); returns Gₜ = Aₜ + Vₜ.
@@ -42,7 +42,7 @@ def generalized_advantages(
     return advantages, advantages + values
 
 
-def _per_position(x: float | Tensor, mask: Tensor, like: Tensor) -> Tensor:
+def _per_position(x: float | int | Tensor, mask: Tensor, like: Tensor) -> Tensor:
     return fill_padding(x, mask).to(like) if isinstance(x, Tensor) else torch.full_like(like, x)
 
 
@@ -68,8 +68,8 @@ def macro_advantages(
     token_values: Float[Tensor, "b t"],
     segmentation: Segmentation,
     *,
-    gamma: float,
-    lambda_: float,
+    gamma: float | int,
+    lambda_: float | int,
     value_scheme: ValueScheme = "mean",
     gamma_scale: Scale = "unit",
     lambda_scale: Scale = "unit",
@@ -82,7 +82,7 @@ def macro_advantages(
         Advantages and returns Aτ + Vτ of the units, spread to their tokens.
     """
     values = value_by_unit(token_values, segmentation, scheme=value_scheme)
-    discount: float | Tensor = gamma
+    discount: float | int | Tensor = gamma
     if gamma_scale == "token":
         token_rewards = fill_padding(token_rewards, segmentation.mask)
         token_rewards = token_rewards * _powers(gamma, segmentation.positions, token_rewards)
@@ -93,7 +93,7 @@ def macro_advantages(
     return spread_to_tokens(advantages, segmentation), spread_to_tokens(returns, segmentation)
 
 
-def _powers(base: float, exponents: Tensor, like: Tensor) -> Tensor:
+def _powers(base: float | int, exponents: Tensor, like: Tensor) -> Tensor:
     return torch.full_like(like, base).pow(exponents.to(like.dtype))
 
 

@@ -19,7 +19,7 @@ def aggregate(
     unit_mask: Bool[Tensor, "b s"],
     *,
     kind: Aggregator = "mean",
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
     weights: Float[Tensor, "b s"] | None = None,
 ) -> Float[Tensor, " b"]:
     """e(x, y) = f(r_1 … r_m) over the units of each row (2501.02790, section 3.2); an empty row gives 0.
@@ -39,7 +39,9 @@ def aggregate(
     return score.masked_fill(count == 0, 0.0)
 
 
-def _score(r: Tensor, absent: Tensor, count: Tensor, kind: Aggregator, tau: float, weights: Tensor | None) -> Tensor:
+def _score(
+    r: Tensor, absent: Tensor, count: Tensor, kind: Aggregator, tau: float | int, weights: Tensor | None
+) -> Tensor:
     low = r.masked_fill(absent, -torch.inf)
     if kind == "sum":
         return r.sum(1)

@@ -228,11 +228,16 @@ ALL_ATTENTION_FUNCTIONS.register("segrew_packed", _packed_attention)
 
 
 def _packs(trunk: nn.Module, longest: int) -> bool:
-    """Whether attention of this model may be computed block by block: full, causal, without soft-capping."""
+    """Whether attention of this model may be computed block by block: full, causal, without soft-capping.
+
+    Activation checkpointing recomputes layers after the forward pass, when its attention is the stock one again.
+    """
+    checkpointing = trunk.training and any(getattr(m, "gradient_checkpointing", False) for m in trunk.modules())
     config = trunk.config.get_text_config()  # type: ignore[union-attr, operator]
     window = getattr(config, "sliding_window", None)
     return (
-        bool(getattr(trunk, "_supports_attention_backend", False))
+        not checkpointing
+        and bool(getattr(trunk, "_supports_attention_backend", False))
         and (window is None or window >= longest)
         and not getattr(config, "attn_logit_softcapping", None)
     )

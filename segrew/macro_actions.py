@@ -2,10 +2,11 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from segrew.masking import fill_padding, full_precision
+from segrew.masking import fill_padding
 from segrew.segmentation import Segmentation
 
 ValueScheme = Literal["mean", "last", "decayed", "first"]
@@ -31,19 +32,19 @@ def value_by_unit(
     `mean` σ_i = 1/|ω|; `last` and `first` take one token; `decayed` σ_i ∝ 1/(|ω|−i), so that weights grow
     toward the last token. `first` is the value of the state in which the unit is chosen.
     """
-    weights = full_precision(_weights(segmentation, scheme).to(values.dtype))
     values = fill_padding(values, segmentation.mask)
+    weights = _weights(segmentation, scheme, values.dtype)
     total = sum_by_unit(weights, segmentation)
     return sum_by_unit(weights * values, segmentation) / total.masked_fill(~segmentation.unit_mask, 1.0)
 
 
-def _weights(segmentation: Segmentation, scheme: ValueScheme) -> Tensor:
+def _weights(segmentation: Segmentation, scheme: ValueScheme, dtype: torch.dtype) -> Tensor:
     if scheme == "mean":
-        return segmentation.mask
+        return segmentation.mask.to(dtype)
     if scheme == "first":
-        return segmentation.first
+        return segmentation.first.to(dtype)
     if scheme == "last":
-        return segmentation.last
+        return segmentation.last.to(dtype)
     if scheme == "decayed":
-        return 1.0 / (segmentation.unit_lengths - segmentation.positions).clamp(min=1)
+        return (segmentation.unit_lengths - segmentation.positions).clamp(min=1).to(dtype).reciprocal()
     raise ValueError(f"unknown value scheme {scheme!r}: choose mean, last, decayed or first")

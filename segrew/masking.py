@@ -11,7 +11,7 @@ def full_precision(x: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def fill_padding(
-    x: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], value: float = 0.0
+    x: Shaped[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], value: float | int = 0.0
 ) -> Float[Tensor, "*shape"]:
     """Return x in full precision with `value` in padding; whatever padding held, even NaN, ends here."""
     return full_precision(x).masked_fill(~mask, value)

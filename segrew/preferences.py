@@ -12,6 +12,7 @@ from typing import Any
 from segrew.chat import ChatFormat, Message
 
 EMBEDDED_PAIRS = "everyday"
+IDENTICAL = "identical answers"
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,16 @@ def _unusable(prompt: list[Message], chosen: Any, rejected: Any) -> str | None:
         return "no common prompt"
     if not all(isinstance(text, str) and text.strip() for text in (chosen, rejected)):
         return "empty answer"
-    return "identical answers" if chosen == rejected else None
+    return IDENTICAL if chosen == rejected else None
 
 
-def load_preferences(name_or_path: str, split: str = "train") -> LoadedPairs:
+def load_preferences(name_or_path: str, split: str = "train", *, keep_identical: bool = False) -> LoadedPairs:
     """Load preference pairs from a file, a directory, the hub, or the embedded set ("everyday").
 
     Rows without a usable pair are counted by reason; a row of another shape is an error.
+
+    Args:
+        keep_identical: keep pairs of equal answers, which an evaluation counts as ties.
 
     Raises:
         ValueError: what is wrong, in which file and line; also when no usable pair is left.
@@ -183,7 +187,7 @@ def load_preferences(name_or_path: str, split: str = "train") -> LoadedPairs:
     for rows, (where, record) in enumerate(records_of(name_or_path, split), 1):
         prompt, chosen, rejected = _prompt_and_answers(record, where)
         reason = _unusable(prompt, chosen, rejected)
-        if reason:
+        if reason and not (keep_identical and reason == IDENTICAL):
             loaded.skipped[reason] += 1
             continue
         faults = tuple(Fault(f["start"], f["end"], f["kind"]) for f in record.get("faults") or ())

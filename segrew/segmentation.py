@@ -25,7 +25,9 @@ WhenExhausted = Literal["remainder", "reshuffle"]
 ReadPosition = Literal["end", "content"]
 
 
-def segment_by_entropy(entropy: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"], *, threshold: float) -> Segmentation:
+def segment_by_entropy(
+    entropy: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"], *, threshold: float | int
+) -> Segmentation:
     """Token y_j opens a unit iff H_j > threshold, with H_j the entropy that produced it (2501.02790, 3.2)."""
     return partition(full_precision(entropy) > threshold, mask)
 
@@ -161,9 +163,9 @@ class SegmentationConfig:
     """
 
     rule: Rule = "entropy"
-    threshold: float | None = None
+    threshold: float | int | None = None
     quantile: float | None = None
-    target_length: float | None = None
+    target_length: float | int | None = None
     resolved: bool = False
     n: int | None = 5
     lengths: tuple[int, ...] = (2, 3, 5, 10)
@@ -175,14 +177,16 @@ class SegmentationConfig:
             raise ValueError(f"unknown segmentation rule {self.rule!r}: choose one of {', '.join(RULES)}")
         object.__setattr__(self, "lengths", tuple(self.lengths))
         given = [name for name in ("threshold", "quantile", "target_length") if getattr(self, name) is not None]
+        for name in given:
+            object.__setattr__(self, name, float(getattr(self, name)))  # 2 and 2.0 have one fingerprint
         if self.rule == "entropy" and not given:
             object.__setattr__(self, "quantile", 0.8)
         if len(given) > 1 and not self.resolved:
             raise ValueError(f"{' and '.join(given)} exclude each other: each of them sets the entropy threshold")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise ValueError(
-                f"threshold {self.threshold} is no number of nats; to cut everywhere or nowhere there are the rules "
-                "token and response"
+                f"threshold {self.threshold} is no number of nats; for cuts everywhere or nowhere there are "
+                "the rules token and response"
             )
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise ValueError(f"quantile {self.quantile} must lie between 0 and 1, such as 0.8")
@@ -190,6 +194,8 @@ class SegmentationConfig:
             raise ValueError(f"target_length {self.target_length} must be a mean number of tokens, at least 1")
         if self.n is not None and self.n < 1:
             raise ValueError(f"n {self.n} must be at least 1; None makes the whole response one unit")
+        if not self.lengths or min(self.lengths) < 1 or self.repeats < 1:
+            raise ValueError(f"lengths {self.lengths} and repeats {self.repeats} must be at least 1")
 
     @property
     def needs_model(self) -> bool:
@@ -240,7 +246,7 @@ class SegmentationConfig:
         unknown = sorted(set(settings) - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"unknown segmentation settings {', '.join(unknown)}: written by another version?")
-        return cls(**settings)
+        return cls(**{**settings, "lengths": tuple(settings.get("lengths", cls.lengths))})
 
     def fingerprint(self, *, segmenter: str, tokenizer: str, read_position: str) -> str:
         """Identify where units end and are read: rewards of two different fingerprints do not compare.

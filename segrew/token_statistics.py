@@ -15,7 +15,7 @@ from torch import Tensor
 
 from segrew.masking import full_precision
 
-ELEMENTS_PER_CHUNK = 2**24  # 64 MiB of float32 logits: wide enough for the matrix product, small beside it
+ELEMENTS_PER_CHUNK = 2**25  # 128 MiB of float32 logits: wide enough for the matrix product, small beside it
 
 
 class _Head(NamedTuple):
@@ -33,11 +33,11 @@ def token_statistics(
     lm_head_weight: Float[Tensor, "v d"],
     targets: Int64[Tensor, " n"],
     *,
-    temperature: float = 1.0,
-    entropy_temperature: float = 1.0,
+    temperature: float | int = 1.0,
+    entropy_temperature: float | int = 1.0,
     bias: Float[Tensor, " v"] | None = None,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
+    softcap: float | int | None = None,
+    logit_scale: float | int = 1.0,
     chunk_size: int | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return ln π(targets[i]) at `temperature` and the entropy in nats at `entropy_temperature`.
@@ -62,66 +62,72 @@ def token_statistics(
 class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: _Head, keeps: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        head: _Head,
+        keeps_slope: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy = hidden.new_empty(len(hidden)), hidden.new_empty(len(hidden))
-        slope = torch.empty_like(hidden) if keeps else None
+        slope = torch.empty_like(hidden) if keeps_slope else None
         for start in range(0, len(hidden), head.chunk_size):
             rows = slice(start, start + head.chunk_size)
-            logits, cap_slope = _logits(hidden[rows], weight, bias, head)
-            exps, total = _exponentials(logits, head)
-            logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - total.log()
-            entropy[rows] = _entropy(logits, exps, total, head)
-            if slope is not None:
-                towards = _logprob_slope(exps, total, targets[rows], cap_slope, head)
+            logprobs[rows], entropy[rows], towards = _read(
+                hidden[rows], weight, bias, targets[rows], head, wants_slope=keeps_slope
+            )
+            if slope is not None and towards is not None:
                 torch.mm(towards, weight, out=slope[rows])
-        ctx.head, ctx.keeps = head, keeps
-        ctx.save_for_backward(slope, *((None,) * 4 if keeps else (hidden, weight, bias, targets)))
+            del towards  # or it would be a third buffer beside the next chunk's two
+        ctx.head = head
+        ctx.save_for_backward(slope, *((None,) * 4 if keeps_slope else (hidden, weight, bias, targets)))
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         slope, hidden, weight, bias, targets = ctx.saved_tensors
-        if ctx.keeps:
+        if slope is not None:
             return grad[:, None] * slope, None, None, None, None, None
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         d_bias = None if bias is None else torch.zeros_like(bias)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(hidden), ctx.head.chunk_size):
                 rows = slice(start, start + ctx.head.chunk_size)
-                logits, cap_slope = _logits(hidden[rows], weight, bias, ctx.head)
-                exps, total = _exponentials(logits, ctx.head)
-                towards = _logprob_slope(exps, total, targets[rows], cap_slope, ctx.head)
+                towards = _read(hidden[rows], weight, bias, targets[rows], ctx.head, wants_slope=True)[2]
+                assert towards is not None
                 towards *= grad[rows, None]
                 torch.mm(towards, weight, out=d_hidden[rows])
                 d_weight.addmm_(towards.T, hidden[rows])
                 if d_bias is not None:
                     d_bias += towards.sum(0)
+                del towards
         return d_hidden, d_weight, d_bias, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: _Head) -> tuple[Tensor, Tensor | None]:
-    """Return z, and dz/d(uncapped z) where there is a cap."""
+def _read(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: _Head, *, wants_slope: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return ln π(y), H and, if wanted, ∂ ln π(y)/∂(W h + bias) of one chunk, with two [rows v] buffers at a time."""
     logits = torch.mm(hidden, weight.T)
     if bias is not None:
         logits += bias
     if head.logit_scale != 1.0:
         logits *= head.logit_scale
-    if head.softcap is None:
-        return logits, None
-    logits.div_(head.softcap).tanh_()
-    cap_slope = 1.0 - logits.square()
-    return logits.mul_(head.softcap), cap_slope
-
-
-def _exponentials(logits: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
-    """Turn `logits` in place into z/T less its maximum; return exp of that and its sum, the softmax in parts."""
+    cap_slope = None
+    if head.softcap is not None:
+        logits.div_(head.softcap).tanh_()
+        cap_slope = 1.0 - logits.square() if wants_slope else None
+        logits *= head.softcap
     logits -= logits.amax(1, keepdim=True)
     if head.temperature != 1.0:
         logits /= head.temperature
     exps = logits.exp()
-    return exps, exps.sum(1)
+    total = exps.sum(1)
+    logprobs = logits.gather(1, targets[:, None])[:, 0] - total.log()
+    entropy = _entropy(logits, exps, total, head)
+    return logprobs, entropy, _slope(exps, total, targets, cap_slope, head) if wants_slope else None
 
 
 def _entropy(logits: Tensor, exps: Tensor, total: Tensor, head: _Head) -> Tensor:
@@ -134,7 +140,7 @@ def _entropy(logits: Tensor, exps: Tensor, total: Tensor, head: _Head) -> Tensor
     return total.log() - logits.mul_(exps).sum(1) / total
 
 
-def _logprob_slope(exps: Tensor, total: Tensor, targets: Tensor, cap_slope: Tensor | None, head: _Head) -> Tensor:
+def _slope(exps: Tensor, total: Tensor, targets: Tensor, cap_slope: Tensor | None, head: _Head) -> Tensor:
     """∂ ln π(y)/∂(W h + bias) = (s / T) · (1[y] − p), times the slope of the cap. Overwrites `exps`."""
     scale = head.logit_scale / head.temperature
     slope = exps.mul_(-scale / total[:, None])

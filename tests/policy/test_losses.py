@@ -84,9 +84,7 @@ def loop_loss(new, old, advantages, *, clip: float, ratio: str, reduction: str) 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_policy_loss_equals_a_loop_over_units(ratio, reduction):
     new, old, advantages = inputs()
-    loss, stats = policy_loss(
-        new, old, advantages, segmentation(), clip=0.2, ratio=ratio, reduction=reduction
-    )
+    loss, stats = policy_loss(new, old, advantages, segmentation(), clip=0.2, ratio=ratio, reduction=reduction)
     expected = loop_loss(new.detach(), old, advantages, clip=0.2, ratio=ratio, reduction=reduction)
     assert loss.item() == pytest.approx(expected, abs=1e-6)
     assert not any(value.requires_grad for value in stats.values())
@@ -116,9 +114,7 @@ def test_three_ratios_have_one_gradient_at_old_equals_new(reduction):
         divisor = {"token": 13, "sequence": 3 * tokens_in_row, "unit": 6 * len(columns)}[reduction]
         weights[i, columns] = 1 / divisor
     for ratio in RATIOS:
-        loss, stats = policy_loss(
-            new, new.detach(), advantages, segmentation(), ratio=ratio, reduction=reduction
-        )
+        loss, stats = policy_loss(new, new.detach(), advantages, segmentation(), ratio=ratio, reduction=reduction)
         (gradient,) = torch.autograd.grad(loss, new)
         torch.testing.assert_close(gradient, -weights * advantages)
         assert stats["ratio_max"].item() == 1.0 and stats["clip_fraction"].item() == 0.0
@@ -153,9 +149,7 @@ def test_extreme_log_ratios_stay_finite(ratio):
     one = segment_by_response(torch.ones(2, 3, dtype=torch.bool))
     for shift in (-1e4, 1e4):
         new = torch.full((2, 3), shift, requires_grad=True)
-        loss, stats = policy_loss(
-            new, torch.zeros(2, 3), torch.tensor([[1.0], [-1.0]]).expand(2, 3), one, ratio=ratio
-        )
+        loss, stats = policy_loss(new, torch.zeros(2, 3), torch.tensor([[1.0], [-1.0]]).expand(2, 3), one, ratio=ratio)
         loss.backward()
         assert loss.isfinite() and new.grad.isfinite().all() and all(v.isfinite() for v in stats.values())
 
@@ -263,9 +257,7 @@ def test_unigram_macros_are_token_ppo(ratio):
     unclipped, clipped = reference.exp() * expected, reference.exp().clamp(0.8, 1.2) * expected
     token_loss = -torch.minimum(unclipped, clipped)[mask].mean()
     assert loss.item() == pytest.approx(token_loss.item(), abs=1e-6)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(x, new)[0] for x in (loss, token_loss)), atol=1e-6, rtol=0
-    )
+    torch.testing.assert_close(*(torch.autograd.grad(x, new)[0] for x in (loss, token_loss)), atol=1e-6, rtol=0)
 
 
 def test_one_macro_without_a_critic_is_reinforce_with_a_group_baseline():

@@ -118,9 +118,7 @@ def test_kl_is_subtracted_per_token():
     rewards, ended = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([True, True])
     kl = torch.tensor([[0.1, -0.2, 0.3, float("nan")], [0.0, 1.0, 2.0, 3.0]])
     shaped = shape_rewards(rewards, segmentation, kl, ended, kl_coef=0.5)
-    expected = torch.tensor(
-        [[0.5 - 0.05, 0.5 + 0.1, 2.0 - 0.15, 0.0], [3.0, -1 / 3 - 0.5, -1 / 3 - 1, -1 / 3 - 1.5]]
-    )
+    expected = torch.tensor([[0.5 - 0.05, 0.5 + 0.1, 2.0 - 0.15, 0.0], [3.0, -1 / 3 - 0.5, -1 / 3 - 1, -1 / 3 - 1.5]])
     torch.testing.assert_close(shaped, expected)
     torch.testing.assert_close(sum_by_unit(shaped, segmentation).sum(1), expected.sum(1))
     plain = shape_rewards(rewards, segmentation, torch.zeros(2, 4), ended, kl_coef=0.5)

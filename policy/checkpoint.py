@@ -1,0 +1,98 @@
+"""Checkpoints from which a stopped run continues as if it had never stopped.
+
+What a step draws depends only on the seed, the step and the process, so a checkpoint holds no random state.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from policy.ppo_config import PPOConfig
+from segrew.run_directory import read_json, read_jsonl, write_json, write_jsonl
+
+STATE_FILE, CRITIC_FILE, OPTIMIZER_FILE = "state.json", "critic.safetensors", "optimizer.pt"
+LOGS = ("metrics.jsonl", "samples.jsonl", "evaluation.jsonl")
+# What a resumed run may change without ceasing to be the same run.
+FREE_ON_RESUME = {
+    "total_steps", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "eval_steps", "save_steps",
+    "save_total_limit", "samples_per_step", "report_to",
+}  # fmt: skip
+
+
+def find_checkpoint(config: PPOConfig) -> Path | None:
+    """Return the checkpoint that the settings ask for; None if they ask for none.
+
+    Raises:
+        ValueError: there is none, or it belongs to a run with other settings.
+    """
+    wanted = config.resume_from_checkpoint
+    if wanted is None:
+        return None
+    run = Path(config.output_dir)
+    if wanted in ("latest", "true", "True"):
+        found = sorted(run.glob("checkpoint-*"), key=_step_of)
+        if not found:
+            raise ValueError(f"--resume_from_checkpoint {wanted}: {run} holds no checkpoint; run without it.")
+        path = found[-1]
+    else:
+        path = Path(wanted)
+    if not (path / STATE_FILE).is_file():
+        raise ValueError(f"--resume_from_checkpoint {wanted}: {path} is no checkpoint of `segrew ppo`.")
+    _check_same_run(config, path)
+    return path
+
+
+def _step_of(path: Path) -> int:
+    number = path.name.removeprefix("checkpoint-")
+    return int(number) if number.isdigit() else -1
+
+
+def _check_same_run(config: PPOConfig, path: Path) -> None:
+    before = read_json(path / STATE_FILE)["config"]
+    for name, value in vars(config).items():
+        if name not in FREE_ON_RESUME and before.get(name) != value:
+            raise ValueError(
+                f"--{name} {value}: the run in {path} had {before.get(name)}; resume with the same settings, or start "
+                "another run in a new --output_dir."
+            )
+
+
+def save_checkpoint(
+    run: Path, step: int, policy: nn.Module, critic: nn.Module, optimizer: Any, scheduler: Any, config: PPOConfig
+) -> None:
+    """Write checkpoint-STEP in one move, then drop the oldest beyond the limit."""
+    target, partial = run / f"checkpoint-{step}", run / f"partial-checkpoint-{step}"
+    shutil.rmtree(partial, ignore_errors=True)
+    policy.save_pretrained(partial)  # type: ignore[operator]
+    trained = {name: p.detach().cpu().contiguous() for name, p in critic.named_parameters() if p.requires_grad}
+    save_file(trained, partial / CRITIC_FILE)
+    torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, partial / OPTIMIZER_FILE)
+    write_json(partial / STATE_FILE, {"step": step, "config": dict(vars(config))})
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(partial, target)
+    if config.save_total_limit is not None:
+        for old in sorted(run.glob("checkpoint-*"), key=_step_of)[: -config.save_total_limit]:
+            shutil.rmtree(old)
+
+
+def load_checkpoint(path: Path, critic: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    """Restore the critic, the optimizer and the schedule; return the step that was done last."""
+    missing = critic.load_state_dict(load_file(path / CRITIC_FILE), strict=False).missing_keys
+    trained = {name for name, p in critic.named_parameters() if p.requires_grad}
+    assert not trained & set(missing), "the checkpoint lacks weights of the critic"
+    state = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    scheduler.load_state_dict(state["scheduler"])
+    return read_json(path / STATE_FILE)["step"]
+
+
+def forget_later_steps(run: Path, step: int) -> None:
+    """Drop the log lines that the resumed run will write again."""
+    for name in LOGS:
+        if (run / name).exists():
+            write_jsonl(run / name, [row for row in read_jsonl(run / name) if row["step"] <= step])

@@ -1,0 +1,81 @@
+"""Scoring a policy: answers to held-out prompts, read by the reward model on the very tokens that were drawn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from policy.minibatches import step_generator
+from policy.rollout import Sampling, sample_answers
+from reward_models import SegmentRewardModel
+from reward_models.segment_reward_model import ScoredResponse
+from segrew.chat import ChatFormat, Message
+from segrew.language_models import Conversations, micro_batches, response_statistics
+from segrew.segmentation import segment
+
+Statistics = Callable[[Conversations], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Answers of a policy with their scores, in the order of the prompts.
+
+    Args:
+        responses: the answers' texts. scored: their scores and segments.
+    """
+
+    prompts: list[list[Message]]
+    responses: list[str]
+    scored: list[ScoredResponse]
+
+    @property
+    def scores(self) -> list[float]:
+        """e(x, y) of each answer."""
+        return [record.score for record in self.scored]
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return sum(self.scores) / len(self.scores)
+
+
+@torch.no_grad()
+def evaluate_policy(
+    model: nn.Module,
+    chat: ChatFormat,
+    reward_model: SegmentRewardModel,
+    prompts: list[list[Message]],
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    statistics: Statistics | None = None,
+) -> Evaluation:
+    """Answer each prompt once and score the answer.
+
+    Two models evaluated with one seed draw with the same random numbers, which makes their comparison paired.
+
+    Args:
+        statistics: log-probabilities and entropies of the segmenter; default those of the reward model's own.
+    """
+    was_training = model.training
+    model.eval()
+    generator = step_generator(seed, 0, -2)
+    answers = sample_answers(model, chat, [chat.prompt_ids(p) for p in prompts], sampling, generator)
+    model.train(was_training)
+    rule, conversations = reward_model.segmentation, answers.conversations
+    if statistics is None and rule.rule in ("entropy", "perplexity"):
+        segmenter = reward_model.segmenter()
+        statistics = lambda part: response_statistics(segmenter, part)  # noqa: E731
+    scored: dict[int, ScoredResponse] = {}
+    for rows in micro_batches(conversations, sampling.batch_size):
+        part = conversations.select(rows)
+        device = next(reward_model.model.parameters()).device
+        logprobs, entropy = statistics(part) if statistics else (None, None)
+        units = segment(
+            rule, part.mask.to(device), entropy=entropy, logprobs=logprobs, ended=part.ended.to(device),
+            generator=generator,
+        )  # fmt: skip
+        records = reward_model.describe(units, reward_model.unit_rewards(part, units), part)
+        scored.update(zip(rows, records, strict=True))
+    return Evaluation(prompts, answers.texts, [scored[i] for i in range(len(prompts))])

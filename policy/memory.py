@@ -1,0 +1,73 @@
+"""What a PPO run will hold in memory, estimated before anything is loaded."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from policy.ppo_config import PPOConfig
+from segrew.embedded_model import resolve_model
+
+FLOAT32 = 4
+# Bytes kept for the backward pass per token, layer and hidden unit: 17 activations of 4 bytes, or the layer's input.
+ACTIVATIONS, CHECKPOINTED_ACTIVATIONS = 17 * FLOAT32, FLOAT32
+
+
+def estimate_memory(config: PPOConfig) -> dict[str, int]:
+    """Bytes by role: weights × dtype, gradients, AdamW's two moments, roughly the activations, the KV cache."""
+    try:
+        model_config: Any = AutoConfig.from_pretrained(resolve_model(config.model_name_or_path))
+    except OSError as error:
+        raise ValueError(f"no language model at '{config.model_name_or_path}': {str(error).splitlines()[0]}") from None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    weights = sum(p.numel() for p in model.parameters())
+    trained = _adapter_size(model, config.lora_r) if config.use_peft else weights
+    copies = {"policy": weights * FLOAT32, "critic": weights * FLOAT32}
+    if not config.use_peft:
+        copies["reference"] = weights * FLOAT32
+    text = model_config.get_text_config()
+    tokens = config.max_prompt_length + config.max_new_tokens
+    per_token = text.num_hidden_layers * text.hidden_size
+    per_activation = CHECKPOINTED_ACTIVATIONS if config.gradient_checkpointing else ACTIVATIONS
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    cache_width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    rows = min(config.local_rollout_forward_batch_size, config.rollout_batch_size)
+    return copies | {
+        "reward model": sum(file.stat().st_size for file in Path(config.reward_model_path).glob("*.safetensors")),
+        "gradients and AdamW": 2 * trained * 3 * FLOAT32,
+        "activations, at most": config.per_device_train_batch_size * tokens * per_token * per_activation,
+        "KV cache, at most": 2 * rows * tokens * text.num_hidden_layers * cache_width * FLOAT32,
+    }
+
+
+def _adapter_size(model: torch.nn.Module, rank: int) -> int:
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return sum(rank * (m.in_features + m.out_features) for m in linear)
+
+
+def available_memory() -> int:
+    """Bytes of the accelerator, or of this machine where there is none."""
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def print_memory(estimate: dict[str, int], console: Console) -> None:
+    """Show the estimate, with a warning where it is more than there is."""
+    table = Table("memory, estimated", "GB", box=None)
+    for role, size in estimate.items():
+        table.add_row(role, f"{size / 1e9:.2f}")
+    total, there = sum(estimate.values()), available_memory()
+    table.add_row("together", f"{total / 1e9:.2f} of {there / 1e9:.1f}")
+    console.print(table)
+    if total > there:
+        console.print(
+            "[yellow]More than this machine has:[/] lower --per_device_train_batch_size or --max_prompt_length, or "
+            "take --use_peft true or --gradient_checkpointing true."
+        )

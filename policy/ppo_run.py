@@ -1,0 +1,185 @@
+"""What lives as long as a PPO run: its directory, models, optimizer and prompts; how it opens, saves and ends."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from rich.console import Console
+from torch import nn
+from transformers import get_scheduler
+
+from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, save_checkpoint
+from policy.memory import estimate_memory, print_memory
+from policy.ppo_config import PPOConfig
+from policy.roles import Roles, load_roles
+from policy.scoring import Axes
+from reward_models.checkpoints import write_for_older_readers
+from reward_models.segment_reward_model import RewardModelCard
+from segrew.chat import ChatFormat
+from segrew.config import to_dict
+from segrew.language_models import best_dtype
+from segrew.prompts import Prompt, load_prompts
+from segrew.run_directory import RunDirectory
+
+
+@dataclass
+class Run:
+    """Everything that lives as long as the run."""
+
+    config: PPOConfig
+    directory: RunDirectory
+    accelerator: Accelerator
+    roles: Roles
+    axes: Axes
+    policy: Any  # as prepared by accelerate
+    critic: Any
+    optimizer: Any
+    scheduler: Any
+    prompts: list[Prompt]
+    prompt_ids: list[list[int]]
+    eval_prompts: list[Prompt]
+    seconds: dict[str, float] = field(default_factory=dict)
+    low_kl_steps: int = 0
+
+    @contextmanager
+    def clock(self, name: str) -> Iterator[None]:
+        """Measure one part of a step."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
+def open_run(config: PPOConfig) -> tuple[Run, int]:
+    """Claim the directory, load everything, and return the run with the number of steps already done.
+
+    Whatever can be refused is refused before a model is loaded, and nothing is overwritten by then.
+    """
+    accelerator = _accelerator(config)
+    if config.rollout_batch_size % accelerator.num_processes:
+        raise ValueError(
+            f"--rollout_batch_size {config.rollout_batch_size}: does not divide over {accelerator.num_processes} "
+            "processes; make it a multiple."
+        )
+    RewardModelCard.load(Path(config.reward_model_path))
+    checkpoint = find_checkpoint(config)
+    prompts = load_prompts(config.dataset_name, config.dataset_train_split)
+    eval_prompts = load_prompts(config.eval_dataset, config.dataset_test_split) if config.eval_dataset else []
+    estimate = estimate_memory(config)
+    directory = RunDirectory(config.output_dir)
+    console = Console(stderr=True)
+    if accelerator.is_main_process:
+        directory = RunDirectory.create(
+            config.output_dir,
+            command="ppo",
+            config=to_dict(config),
+            overwrite=config.overwrite_output_dir and checkpoint is None,
+            resume=checkpoint is not None,
+        )
+        print_memory(estimate, console)
+    accelerator.wait_for_everyone()
+    accelerator.init_trackers("segrew", config={})
+    roles = load_roles(config, accelerator.device, checkpoint)
+    axes = Axes.from_config(config, roles.reward_model)
+    kept, ids = _tokenize(prompts, roles.chat, config.max_prompt_length)
+    if accelerator.is_main_process:
+        _announce(directory, config, roles, axes, len(prompts) - len(kept), len(kept), console)
+    optimizer, scheduler = _optimizer(roles, config)
+    policy, critic, prepared = accelerator.prepare(roles.policy, roles.critic, optimizer)
+    done = 0
+    if checkpoint is not None:
+        done = load_checkpoint(checkpoint, roles.critic, optimizer, scheduler)
+        if accelerator.is_main_process:
+            forget_later_steps(directory.path, done)
+    run = Run(
+        config, directory, accelerator, roles, axes, policy, critic, prepared, scheduler, kept, ids,
+        eval_prompts[: config.eval_samples],
+    )  # fmt: skip
+    return run, done
+
+
+def _accelerator(config: PPOConfig) -> Accelerator:
+    AcceleratorState._reset_state()  # a Trainer earlier in this process may have fixed another precision
+    bf16 = best_dtype(PartialState().device) == torch.bfloat16 if config.bf16 is None else config.bf16
+    return Accelerator(
+        mixed_precision="bf16" if bf16 else "no",
+        log_with=None if config.report_to == "none" else config.report_to,
+        project_dir=config.output_dir,
+    )
+
+
+def _tokenize(prompts: list[Prompt], chat: ChatFormat, limit: int) -> tuple[list[Prompt], list[list[int]]]:
+    encoded = [(prompt, chat.prompt_ids(prompt.messages)) for prompt in prompts]
+    kept = [(prompt, ids) for prompt, ids in encoded if len(ids) <= limit]
+    if not kept:
+        raise ValueError(f"--max_prompt_length {limit}: all {len(prompts)} prompts are longer; none is left.")
+    return [prompt for prompt, _ in kept], [ids for _, ids in kept]
+
+
+def _announce(
+    directory: RunDirectory, config: PPOConfig, roles: Roles, axes: Axes, dropped: int, kept: int, console: Console
+) -> None:
+    """Print and record what is in force: prompts, axes, sampling."""
+    sampling = config.sampling.effective(roles.chat)
+    rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
+    normalizer = "location" if axes.normalizer else "none"
+    directory.write_json(
+        "settings.json",
+        {
+            "reward_rule": rewards,
+            "action_rule": axes.actions.label,
+            "normalizer": normalizer,
+            "sampling": sampling,
+            "prompts": kept,
+            "prompts_too_long": dropped,
+            "own_segmenter_pass": roles.segmenter is not None,
+        },
+    )
+    console.print(f"prompts {kept} ({dropped} longer than {config.max_prompt_length} tokens left out)")
+    console.print(f"rewards {rewards}, actions {axes.actions.label}, normalizer {normalizer}")
+    console.print("sampling " + ", ".join(f"{name} {value}" for name, value in sampling.items()), highlight=False)
+
+
+def _optimizer(roles: Roles, config: PPOConfig) -> tuple[torch.optim.Optimizer, Any]:
+    def trained(module: nn.Module) -> list[nn.Parameter]:
+        return [p for p in module.parameters() if p.requires_grad]
+
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": trained(roles.policy), "lr": config.learning_rate},
+            {"params": trained(roles.critic), "lr": config.critic_learning_rate},
+        ],
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+    )
+    steps = config.total_steps * config.num_ppo_epochs * config.num_mini_batches
+    scheduler = get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, steps)
+    return optimizer, scheduler
+
+
+def save_run(run: Run, step: int) -> None:
+    """Write a checkpoint."""
+    if run.accelerator.is_main_process:
+        save_checkpoint(
+            run.directory.path, step, run.roles.policy.model, run.roles.critic, run.optimizer, run.scheduler, run.config
+        )
+    run.accelerator.wait_for_everyone()
+
+
+def finish_run(run: Run) -> Path:
+    """Write the policy, adapters merged, as a plain model directory."""
+    path = run.directory.path
+    if run.accelerator.is_main_process:
+        model: Any = run.roles.policy.model
+        if run.config.use_peft:
+            model = model.merge_and_unload()
+        model.save_pretrained(path)
+        run.roles.chat.tokenizer.save_pretrained(path)
+        write_for_older_readers(path)
+    run.accelerator.end_training()
+    return path

@@ -1,0 +1,114 @@
+"""Fit the location normalizer of a reward model on its own unit rewards (`segrew calibrate`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from reward_models.normalizers import LocationNormalizer
+from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
+from segrew.config import arg, parse
+from segrew.language_models import Conversations, micro_batches
+from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
+
+
+@dataclass
+class CalibrationConfig:
+    """Which reward model, on which responses."""
+
+    reward_model: str = arg("runs/reward_model", help="Reward-model directory; normalizer.json is written into it.")
+    dataset_name: str = arg(EMBEDDED_PAIRS, help="Pairs whose answers, both sides, are scored: best the training set.")
+    dataset_split: str = arg("train", help="Split of it.")
+    max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
+    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    seed: int = arg(42, help="Of the draw.")
+
+    def __post_init__(self) -> None:
+        if self.max_pairs < 1 or self.per_device_eval_batch_size < 1:
+            raise ValueError("--max_pairs and --per_device_eval_batch_size must be at least 1.")
+
+
+def unit_rewards_of(
+    reward_model: SegmentRewardModel, pairs: list[PreferencePair], batch_size: int
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Return reward and location of every unit of every answer."""
+    rows = [reward_model.encode(p.prompt, text) for p in pairs for text in (p.chosen, p.rejected)]
+    ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
+    conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
+    rewards, locations = [], []
+    for batch in track(list(micro_batches(conversations, batch_size)), "Reading rewards"):
+        segmentation, values = reward_model.segment_and_read(conversations.select(batch))
+        rewards.append(values[segmentation.unit_mask].cpu())
+        locations.append(segmentation.locations[segmentation.unit_mask].cpu())
+    return torch.cat(rewards), torch.cat(locations)
+
+
+def calibrate(config: CalibrationConfig, console: Console | None = None) -> LocationNormalizer:
+    """Fit Mean(p) and Std(p), write `normalizer.json` and a picture of the fit beside it (2501.02790).
+
+    Raises:
+        ValueError: the reward model or the data cannot be used.
+    """
+    console = console or Console()
+    reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
+    pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(config.seed)).tolist()
+    pairs = [pairs[i] for i in order[: config.max_pairs]]
+    rewards, locations = unit_rewards_of(reward_model, pairs, config.per_device_eval_batch_size)
+    normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
+    normalizer.fit(rewards, locations)
+    normalizer.save(Path(config.reward_model) / NORMALIZER_FILE)
+    plot_fit(normalizer, Path(config.reward_model) / "normalizer.svg")
+    _report(normalizer, len(rewards), len(pairs), console)
+    console.print(f"Normalizer written to {Path(config.reward_model) / NORMALIZER_FILE}, picture to normalizer.svg")
+    return normalizer
+
+
+def _report(normalizer: LocationNormalizer, units: int, pairs: int, console: Console) -> None:
+    low, high = normalizer.fitted_range or (0.0, 1.0)
+    r2 = {key: "n/a" if value is None else f"{value:.3f}" for key, value in normalizer.r2.items()}
+    console.print(f"{units} unit rewards of {2 * pairs} responses, locations {low:.4f} to {high:.2f}")
+    console.print(f"Mean(p) = {normalizer.w_mu:+.4f} ln p {normalizer.b_mu:+.4f}   R² {r2['mean']}")
+    console.print(
+        f"Std(p)  = {normalizer.w_sigma:+.4f} ln p {normalizer.b_sigma:+.4f}   R² {r2['std']}   "
+        f"(never below {normalizer.std_floor:.4f})"
+    )
+    table = Table("location", "units", "mean", "residual", "std", "residual", title="Fit by location")
+    step = max(1, len(normalizer.bins) // 8)
+    for point in normalizer.bins[::step]:
+        table.add_row(
+            f"{point.location:.3f}",
+            str(point.count),
+            f"{point.mean:+.3f}",
+            f"{point.mean - normalizer.mean(point.location):+.3f}",
+            f"{point.std:.3f}",
+            f"{point.std - normalizer.std(point.location):+.3f}",
+        )
+    console.print(table)
+
+
+def plot_fit(normalizer: LocationNormalizer, path: Path) -> None:
+    """Draw binned means and spreads against location with the fitted curves."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    places = [point.location for point in normalizer.bins]
+    curve = [p / 200 for p in range(max(1, int(200 * min(places))), 201)]
+    for name, fitted, marker in (("mean", normalizer.mean, "o"), ("std", normalizer.std, "^")):
+        (line,) = axes.plot(curve, [float(fitted(p)) for p in curve], label=f"{name}(p), fitted")
+        observed = [getattr(point, name) for point in normalizer.bins]
+        axes.plot(places, observed, marker, color=line.get_color(), ms=3, alpha=0.6, label=f"{name}, binned")
+    axes.set(xlabel="location p = unit / units", ylabel="reward", title=f"Rewards by location, {normalizer.rule}")
+    axes.legend()
+    figure.savefig(path)
+
+
+def main(argv: list[str]) -> None:
+    """Run `segrew calibrate`."""
+    (config,) = parse("calibrate", (CalibrationConfig,), argv)
+    calibrate(config)

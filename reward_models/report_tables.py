@@ -1,0 +1,104 @@
+"""The parts of the report that are tables: benchmark, seconds per stage, settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from reward_models.report_runs import RunFiles, finite, finite_pair, mapping, records
+from reward_models.rewardbench_sections import PRIOR_SECTION, PRIOR_SETS, SUBSET_MAPPING
+
+_SECTION_OF = {name: section for section, names in SUBSET_MAPPING.items() for name in names}
+_SECTION_OF |= dict.fromkeys(PRIOR_SETS, PRIOR_SECTION)
+
+
+def benchmark(run: RunFiles) -> dict[str, Any] | None:
+    """Sections with their subsets under them; the length baseline beside each line."""
+    results = run.results
+    subsets = {k: v for k, v in mapping(results.get("subsets")).items() if mapping(v)}
+    sections = {k: v for k, v in mapping(results.get("sections")).items() if mapping(v)}
+    if not subsets and not sections:
+        return None
+    baseline = mapping(results.get("length_baseline"))
+    lines, placed = [], set()
+    for section, figures in sections.items():
+        lines.append(_line(section, figures, mapping(baseline.get("sections")).get(section), "section"))
+        members = [name for name in subsets if _SECTION_OF.get(name) == section]
+        placed |= set(members)
+        lines += [_line(name, subsets[name], mapping(baseline.get("subsets")).get(name), "subset") for name in members]
+    rest = [name for name in subsets if name not in placed]
+    if rest and sections:
+        lines.append({**_line("In no section", {}, None, "section"), "accuracy": ""})
+    lines += [_line(name, subsets[name], mapping(baseline.get("subsets")).get(name), "subset") for name in rest]
+    pooled, pooled_baseline = mapping(results.get("pooled")), baseline.get("pooled")
+    if pooled and len(subsets) > 1:
+        lines.append(_line("All pairs, each counted once", pooled, pooled_baseline, "section"))
+    overall, missing = finite(results.get("overall")), results.get("missing")
+    return {
+        "name": run.name,
+        "benchmark": str(results.get("benchmark") or "benchmark"),
+        "lines": lines,
+        "overall": percent(overall) if overall is not None else None,
+        "overall_baseline": percent(finite(baseline.get("overall"))) if baseline else None,
+        "missing": [str(name) for name in missing] if sections and isinstance(missing, list) else [],
+        "has_baseline": bool(baseline),
+    }
+
+
+def _line(name: str, figures: Mapping[str, Any], baseline: Any, kind: str) -> dict[str, Any]:
+    accuracy = finite(figures.get("accuracy"))
+    low, high = finite_pair(figures.get("ci95"))
+    beside = finite(mapping(baseline).get("accuracy"))
+    return {
+        "name": name,
+        "kind": kind,
+        "n": figures.get("n", ""),
+        "ties": figures.get("ties", ""),
+        "accuracy": percent(accuracy),
+        "interval": f"{100 * low:.0f} – {100 * high:.0f}" if low is not None and high is not None else "",
+        "baseline": percent(beside) if beside is not None else "",
+        "bar": {
+            "value": None if accuracy is None else f"{100 * accuracy:.1f}",
+            "low": None if low is None else f"{100 * low:.1f}",
+            "width": None if low is None or high is None else f"{100 * (high - low):.1f}",
+            "baseline": None if beside is None else f"{100 * beside:.1f}",
+        },
+    }
+
+
+def stages(run: RunFiles) -> dict[str, Any] | None:
+    """Seconds per stage, as bars on one scale."""
+    rows = [
+        (str(stage.get("name")), seconds)
+        for stage in records(run.summary.get("stages"))
+        if (seconds := finite(stage.get("seconds"))) is not None
+    ]
+    longest = max((seconds for _, seconds in rows), default=0.0)
+    if not longest:
+        return None
+    total = sum(seconds for _, seconds in rows)
+    bars = [{"name": n, "time": _duration(s), "width": f"{100 * s / longest:.1f}"} for n, s in rows]
+    return {"name": run.name, "bars": bars, "total": _duration(total)}
+
+
+def settings(run: RunFiles) -> dict[str, Any]:
+    """The command, its settings and the versions it ran with, as text."""
+    config = sorted(mapping(run.run.get("config")).items())
+    return {
+        "name": run.name,
+        "command": str(run.run.get("command") or ""),
+        "config": [(str(key), _plain(value)) for key, value in config],
+        "versions": [(str(key), str(value)) for key, value in mapping(run.run.get("versions")).items()],
+    }
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

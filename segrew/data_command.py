@@ -1,0 +1,50 @@
+"""Say what a data set holds, and show one row as the model sees it (`segrew data`)."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from segrew.chat import ChatFormat
+from segrew.config import arg, parse
+from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.language_models import load_tokenizer
+from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+
+
+@dataclass
+class DataConfig:
+    """Which data, in whose tokens."""
+
+    dataset_name: str = arg(EMBEDDED_PAIRS, help="Preference pairs: file, directory, hub name, or 'everyday'.")
+    dataset_split: str = arg("train", help="Split of it.")
+    model_name_or_path: str = arg(EMBEDDED_MODEL, help="Model whose tokenizer and chat template are used.")
+    chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
+
+
+def main(argv: list[str]) -> None:
+    """Run `segrew data`."""
+    (config,) = parse("data", (DataConfig,), argv)
+    console = Console()
+    loaded = load_preferences(config.dataset_name, config.dataset_split)
+    pairs = loaded.pairs
+    console.print(f"{config.dataset_name}: {len(pairs)} preference pairs")
+    for reason, count in loaded.skipped.items():
+        console.print(f"  left out: {count} ({reason})")
+    chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    sizes = [
+        (len(chat.prompt_ids(p.prompt)), len(chat.response_ids(p.chosen)), len(chat.response_ids(p.rejected)))
+        for p in pairs
+    ]
+    for name, values in zip(("prompt", "chosen", "rejected"), zip(*sizes, strict=True), strict=True):
+        console.print(f"  {name:9} {sum(values) / len(values):7.1f} tokens on average, {max(values)} at most")
+    longer = sum(len(pair.chosen) > len(pair.rejected) for pair in pairs) / len(pairs)
+    console.print(
+        f"  the longer answer is the chosen one in {longer:.1%}; {sum(bool(p.faults) for p in pairs)} with marked faults"
+    )
+    pair = pairs[0]
+    console.print("\nThe first pair as the model sees it (prompt dim, response bold, where rewards are read):")
+    for text in (pair.chosen, pair.rejected):
+        shown = Text(chat.tokenizer.decode(chat.prompt_ids(pair.prompt)), style="dim")
+        shown.append(chat.tokenizer.decode(chat.response_ids(text)), style="bold")
+        console.print(shown, "\n")

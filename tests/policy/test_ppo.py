@@ -1,0 +1,273 @@
+"""The loop on a tiny model: every cell of the grid, the first update, exact resume, and what is refused."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import policy.ppo as ppo
+from policy.ppo import PPOConfig, main, train_policy
+from reward_models import SegmentRewardModel
+
+METRICS = {
+    "step", "reward/score", "reward/dense_sum", "kl/k1", "kl/k2", "kl/k3", "policy/loss", "policy/clip_fraction",
+    "policy/ratio_max", "policy/entropy", "value/loss", "value/explained_variance", "advantage/l2", "return/l2",
+    "units/count", "units/length", "response/length", "response/eos_rate", "time/rollout", "time/segment",
+    "time/score", "time/update", "tokens_per_second", "memory/peak_mb",
+}  # fmt: skip
+UNREPEATABLE = {key for key in METRICS if key.startswith("time/")} | {"tokens_per_second", "memory/peak_mb"}
+
+
+@pytest.fixture
+def settings(policy_dir, reward_dirs, prompts_file, tmp_path):
+    """Build a config from the tiny defaults."""
+
+    def build(reward: str = "entropy", **changes) -> PPOConfig:
+        defaults = {
+            "model_name_or_path": str(policy_dir),
+            "reward_model_path": str(reward_dirs[reward]),
+            "dataset_name": str(prompts_file),
+            "output_dir": str(tmp_path / "run"),
+            "total_steps": 2,
+            "rollout_batch_size": 6,
+            "max_new_tokens": 10,
+            "max_prompt_length": 128,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+            "save_steps": 0,
+        }
+        return PPOConfig(**defaults | changes)
+
+    return build
+
+
+def lines(path: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (path / name).read_text().splitlines()]
+
+
+def repeatable(rows: list[dict]) -> list[dict]:
+    return [{key: value for key, value in row.items() if key not in UNREPEATABLE} for row in rows]
+
+
+GRID = [
+    ("response", None, "token", {}),  # bandit PPO
+    ("entropy", "terminal", "token", {}),  # a segment reward model as bandit
+    ("token", None, "token", {}),  # token-level PPO
+    ("entropy", None, "token", {}),  # segment-level PPO
+    ("entropy", "terminal", "ngram", {"ratio": "joint", "n": 3}),  # MA-PPO
+    ("entropy", None, "entropy", {"ratio": "geometric", "missing_eos_penalty": 1.0}),  # macro and dense
+    ("entropy", None, "random_ngram", {"lambda_scale": "token", "loss_reduction": "unit"}),
+    ("entropy", None, "perplexity", {"temperature": 0.8, "loss_reduction": "sequence"}),
+    ("response", "token", "response", {"normalizer": "none", "interpolation": "last"}),
+]
+
+
+@pytest.mark.parametrize("reward, reward_rule, action_rule, changes", GRID)
+def test_every_cell_of_the_grid_runs_through_one_loop(settings, reward, reward_rule, action_rule, changes):
+    config = settings(reward, reward_rule=reward_rule, action_rule=action_rule, **changes)
+    path = train_policy(config)
+    rows = lines(path, "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert set(row) == METRICS
+        assert all(math.isfinite(value) for value in row.values())
+    # The first update: policy and reference are one, old and new are one.
+    assert rows[0]["kl/k1"] == rows[0]["kl/k2"] == rows[0]["kl/k3"] == 0.0
+    assert rows[0]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert rows[0]["policy/clip_fraction"] == 0.0
+    assert rows[1]["kl/k2"] > 0
+    single = reward_rule == "terminal" or (reward_rule is None and reward == "response")
+    assert (rows[0]["units/count"] == 1) == single
+
+
+def test_b26_policy_equal_to_reference_has_kl_zero_and_ratio_one_for_any_batching(settings):
+    """B26 a, with passes of other sizes than the update's."""
+    config = settings(local_rollout_forward_batch_size=2, per_device_train_batch_size=1, total_steps=1)
+    (row,) = lines(train_policy(config), "metrics.jsonl")
+    assert row["kl/k1"] == row["kl/k2"] == row["kl/k3"] == 0.0
+    assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_samples_show_what_was_rewarded(settings):
+    path = train_policy(settings(samples_per_step=3))
+    rows = lines(path, "samples.jsonl")
+    assert [row["step"] for row in rows] == [1, 1, 1, 2, 2, 2]
+    for row in rows:
+        assert set(row) == {"step", "split", "prompt", "response", "score", "segments"}
+        assert "".join(segment["text"] for segment in row["segments"]) == row["response"]
+        assert row["score"] == pytest.approx(sum(s["reward"] for s in row["segments"]) / len(row["segments"]), abs=1e-5)
+        for k, segment in enumerate(row["segments"]):
+            assert segment["location"] == pytest.approx((k + 1) / len(row["segments"]))
+            p = segment["location"]
+            expected = (segment["reward"] - 0.1 * math.log(p)) / (0.02 * math.log(p) + 0.1)
+            assert segment["normalized"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_micro_batch_size_changes_nothing(settings, tmp_path):
+    results = []
+    for size in (1, 6):
+        config = settings(
+            per_device_train_batch_size=size, num_mini_batches=2, num_ppo_epochs=2, output_dir=str(tmp_path / f"{size}")
+        )
+        path = train_policy(config)
+        results.append((repeatable(lines(path, "metrics.jsonl")), load_file(path / "model.safetensors")))
+    (small, small_weights), (large, large_weights) = results
+    for a, b in zip(small, large, strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+    for name, weight in small_weights.items():
+        torch.testing.assert_close(weight, large_weights[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("use_peft", [False, True])
+def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(settings, monkeypatch, tmp_path, prompts_file, use_peft):
+    common = {
+        "action_rule": "random_ngram", "num_ppo_epochs": 2, "num_mini_batches": 2, "total_steps": 4, "save_steps": 2,
+        "eval_dataset": str(prompts_file), "eval_steps": 2, "use_peft": use_peft, "lr_scheduler_type": "linear",
+    }  # fmt: skip
+    whole = train_policy(settings(output_dir=str(tmp_path / "whole"), **common))
+    killed = settings(output_dir=str(tmp_path / "killed"), **common)
+    with monkeypatch.context() as patch:
+        patch.setattr(ppo, "report", _killed_after(3, ppo.report))
+        with pytest.raises(KeyboardInterrupt):
+            train_policy(killed)
+    assert [row["step"] for row in lines(tmp_path / "killed", "metrics.jsonl")] == [1, 2, 3]
+    resumed = train_policy(settings(output_dir=str(tmp_path / "killed"), resume_from_checkpoint="latest", **common))
+
+    assert repeatable(lines(resumed, "metrics.jsonl")) == repeatable(lines(whole, "metrics.jsonl"))
+    for name in ("samples.jsonl", "evaluation.jsonl"):
+        assert lines(resumed, name) == lines(whole, name)
+    expected = load_file(whole / "model.safetensors")
+    for name, weight in load_file(resumed / "model.safetensors").items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def _killed_after(step: int, report):
+    def stand_in(run, metrics):
+        report(run, metrics)
+        if metrics["step"] == step:
+            raise KeyboardInterrupt
+
+    return stand_in
+
+
+def test_resuming_refuses_other_settings_and_missing_checkpoints(settings):
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        train_policy(settings(resume_from_checkpoint="latest"))
+    path = train_policy(settings(save_steps=1, save_total_limit=1))
+    assert [p.name for p in path.glob("checkpoint-*")] == ["checkpoint-2"]
+    with pytest.raises(ValueError, match=r"--kl_coef 0.9: .* had 0.05"):
+        train_policy(settings(resume_from_checkpoint="latest", kl_coef=0.9))
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        train_policy(settings(resume_from_checkpoint=str(path)))
+    longer = train_policy(settings(resume_from_checkpoint="latest", total_steps=3))
+    assert [row["step"] for row in lines(longer, "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_lora_trains_from_its_own_reference_and_exports_a_plain_model(settings, policy_dir):
+    path = train_policy(settings(use_peft=True, lora_r=4, gradient_checkpointing=True))
+    rows = lines(path, "metrics.jsonl")
+    assert rows[0]["kl/k2"] == 0.0 and rows[1]["kl/k2"] > 0
+    before = load_file(Path(policy_dir) / "model.safetensors")
+    after = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    assert set(before) <= set(after)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved and all("proj" in name for name in moved)
+
+
+@pytest.mark.parametrize("critic_init", ["sft", "reward_model"])
+def test_the_critic_learns_and_leaves_reward_model_and_reference_alone(settings, reward_dirs, critic_init):
+    before = load_file(reward_dirs["entropy"] / "model.safetensors")
+    config = settings(critic_init=critic_init, total_steps=6, critic_learning_rate=3e-2, cliprange_value=None)
+    rows = lines(train_policy(config), "metrics.jsonl")
+    assert rows[-1]["value/explained_variance"] > rows[0]["value/explained_variance"]
+    assert all(torch.equal(w, before[n]) for n, w in load_file(reward_dirs["entropy"] / "model.safetensors").items())
+
+
+def test_dense_reward_moves_the_policy_towards_it(settings, monkeypatch):
+    """A reward of 1 for each byte below 64 and −1 above: their share must grow."""
+
+    def unit_rewards(self, conversations, segmentation):
+        ids = conversations.response_ids
+        return torch.where(ids < 64, 1.0, -1.0).float().where(segmentation.mask, torch.tensor(0.0))
+
+    monkeypatch.setattr(SegmentRewardModel, "unit_rewards", unit_rewards)
+    config = settings(
+        "token", normalizer="none", total_steps=12, rollout_batch_size=32, learning_rate=1e-2, kl_coef=0.0,
+        per_device_train_batch_size=32, critic_learning_rate=1e-2,
+    )  # fmt: skip
+    scores = [row["reward/score"] for row in lines(train_policy(config), "metrics.jsonl")]
+    assert sum(scores[-3:]) / 3 > sum(scores[:3]) / 3 + 0.2
+
+
+def test_a_reward_model_with_another_segmenter_gets_its_own_pass(settings, policy_dir, reward_dirs, tmp_path):
+    moved = tmp_path / "other_policy"
+    shutil.copytree(policy_dir, moved)
+    model = AutoModelForCausalLM.from_pretrained(policy_dir)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.01 * torch.randn_like(weight))
+    model.save_pretrained(moved)
+    same = train_policy(settings(output_dir=str(tmp_path / "same"), total_steps=1))
+    other = train_policy(settings(output_dir=str(tmp_path / "other"), total_steps=1, model_name_or_path=str(moved)))
+    assert json.loads((same / "settings.json").read_text())["own_segmenter_pass"] is False
+    assert json.loads((other / "settings.json").read_text())["own_segmenter_pass"] is True
+    assert lines(other, "metrics.jsonl")[0]["kl/k2"] == 0.0
+
+
+def test_effective_sampling_settings_are_recorded(settings):
+    path = train_policy(settings(total_steps=0, stop_strings=["\n\n"], temperature=0.7))
+    sampling = json.loads((path / "settings.json").read_text())["sampling"]
+    assert sampling["top_k"] == 0 and sampling["top_p"] == 1.0 and sampling["temperature"] == 0.7
+    assert sampling["stop_tokens"] == ["<|im_end|>"] and sampling["stop_strings"] == ["\n\n"]
+
+
+def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):
+    read = SegmentRewardModel.unit_rewards
+
+    def broken(self, conversations, segmentation):
+        rewards = read(self, conversations, segmentation)
+        rewards[0, 0] = float("nan")
+        return rewards
+
+    def no_update(*_):
+        raise AssertionError("updated on a bad reward")
+
+    monkeypatch.setattr(SegmentRewardModel, "unit_rewards", broken)
+    monkeypatch.setattr(ppo, "update", no_update)
+    with pytest.raises(ValueError, match=r"reward model in .* gave the reward nan to unit 0 of sample \d"):
+        train_policy(settings())
+
+
+def test_b22_one_token_answers_and_batches_of_one_stay_finite(settings):
+    path = train_policy(settings(rollout_batch_size=1, max_new_tokens=1, action_rule="response"))
+    rows = lines(path, "metrics.jsonl")
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    weights = load_file(path / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_an_output_directory_with_another_run_is_left_alone(settings):
+    path = train_policy(settings(total_steps=1))
+    before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    with pytest.raises(ValueError, match="already holds a run"):
+        train_policy(settings())
+    assert {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
+    train_policy(settings(total_steps=1, overwrite_output_dir=True))
+
+
+def test_flags_reach_the_run(settings, capsys):
+    config = settings(total_steps=1)
+    flags = [
+        word
+        for name in ("model_name_or_path", "reward_model_path", "dataset_name", "output_dir", "total_steps",
+                     "rollout_batch_size", "max_new_tokens", "max_prompt_length")
+        for word in (f"--{name}", str(getattr(config, name)))
+    ]  # fmt: skip
+    main(flags)
+    assert len(lines(Path(config.output_dir), "metrics.jsonl")) == 1
