@@ -105,8 +105,11 @@ def open_run(config: PPOConfig) -> tuple[Run, int]:
 
 def _accelerator(config: PPOConfig) -> Accelerator:
     AcceleratorState._reset_state()  # a Trainer earlier in this process may have fixed another precision
-    bf16 = best_dtype(PartialState().device) == torch.bfloat16 if config.bf16 is None else config.bf16
+    no_accelerator = torch.accelerator.current_accelerator() is None
+    device = PartialState(cpu=no_accelerator).device
+    bf16 = best_dtype(device) == torch.bfloat16 if config.bf16 is None else config.bf16
     return Accelerator(
+        cpu=no_accelerator,
         mixed_precision="bf16" if bf16 else "no",
         log_with=None if config.report_to == "none" else config.report_to,
         project_dir=config.output_dir,

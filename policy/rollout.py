@@ -135,7 +135,7 @@ class _StopAtStrings(StoppingCriteria):
         self.chat, self.stop_strings, self.prompt_width = chat, stop_strings, prompt_width
         self.window = max(len(string.encode()) for string in stop_strings) + 8
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **_: Any) -> Tensor:  # type: ignore[override]
         newest = input_ids[:, self.prompt_width :][:, -self.window :].tolist()
         texts = [self.chat.decode(row) for row in newest]
         done = [any(string in text for string in self.stop_strings) for text in texts]

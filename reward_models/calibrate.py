@@ -1,21 +1,19 @@
 """Fit the location normalizer of a reward model on its own unit rewards (`segrew calibrate`)."""
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from jaxtyping import Float
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
-from torch import Tensor
 
 from reward_models.normalizers import LocationNormalizer
+from reward_models.pairs import segment_pairs, unit_rewards_of
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
-from segrew.language_models import Conversations, micro_batches
-from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
+from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 
 
 @dataclass
@@ -34,21 +32,6 @@ class CalibrationConfig:
             raise ValueError("--max_pairs and --per_device_eval_batch_size must be at least 1.")
 
 
-def unit_rewards_of(
-    reward_model: SegmentRewardModel, pairs: list[PreferencePair], batch_size: int
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return reward and location of every unit of every answer."""
-    rows = [reward_model.encode(p.prompt, text) for p in pairs for text in (p.chosen, p.rejected)]
-    ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
-    conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
-    rewards, locations = [], []
-    for batch in track(list(micro_batches(conversations, batch_size)), "Reading rewards"):
-        segmentation, values = reward_model.segment_and_read(conversations.select(batch))
-        rewards.append(values[segmentation.unit_mask].cpu())
-        locations.append(segmentation.locations[segmentation.unit_mask].cpu())
-    return torch.cat(rewards), torch.cat(locations)
-
-
 def calibrate(config: CalibrationConfig, console: Console | None = None) -> LocationNormalizer:
     """Fit Mean(p) and Std(p), write `normalizer.json` and a picture of the fit beside it (2501.02790).
 
@@ -58,9 +41,22 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
     console = console or Console()
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
-    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(config.seed)).tolist()
-    pairs = [pairs[i] for i in order[: config.max_pairs]]
-    rewards, locations = unit_rewards_of(reward_model, pairs, config.per_device_eval_batch_size)
+    if len(pairs) > config.max_pairs:
+        pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
+    data = segment_pairs(
+        pairs,
+        reward_model.chat,
+        reward_model.segmentation,
+        reward_model.segmenter(),
+        max_length=reward_model.card.max_length,
+        batch_size=config.per_device_eval_batch_size,
+        with_states=reward_model.card.trunk_is_segmenter,
+        description="Cutting answers",
+    )
+    unit_mask = data.segmentation.unit_mask
+    options: dict[str, Any] = {"batch_size": config.per_device_eval_batch_size, "description": "Reading rewards"}
+    rewards = unit_rewards_of(reward_model, data, **options)[unit_mask]
+    locations = data.segmentation.locations[unit_mask]
     normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
     normalizer.fit(rewards, locations)
     normalizer.save(Path(config.reward_model) / NORMALIZER_FILE)

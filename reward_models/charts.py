@@ -24,7 +24,7 @@ def number(value: float | int | None) -> str:
     return text.replace("-", "−")
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
+def ticks(low: int | float, high: int | float, count: int = 4) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten) that cover the range with about `count` steps."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -36,16 +36,16 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 @dataclass(frozen=True)
 class _Axes:
-    x: tuple[float, float]
-    y: tuple[float, float]
+    x: tuple[int | float, int | float]
+    y: tuple[int | float, int | float]
 
-    def at(self, x: float, y: float) -> str:
+    def at(self, x: int | float, y: int | float) -> str:
         return f"{self.px(x):.1f},{self.py(y):.1f}"
 
-    def px(self, x: float) -> float:
+    def px(self, x: int | float) -> float:
         return _LEFT + (x - self.x[0]) / (self.x[1] - self.x[0]) * (WIDTH - _LEFT - _RIGHT)
 
-    def py(self, y: float) -> float:
+    def py(self, y: int | float) -> float:
         return HEIGHT - _BOTTOM - (y - self.y[0]) / (self.y[1] - self.y[0]) * (HEIGHT - _TOP - _BOTTOM)
 
     def frame(self, x_label: str) -> Iterable[str]:
@@ -64,7 +64,7 @@ class Series:
     """One line: a name for the legend and its points."""
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[tuple[int | float, int | float]]
 
 
 def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -> Markup:
@@ -123,7 +123,7 @@ def location_chart(
     return _svg(label, body)
 
 
-def _range(values: Iterable[float], pad: float = 0.0) -> tuple[float, float]:
+def _range(values: Iterable[int | float], pad: float = 0.0) -> tuple[int | float, int | float]:
     held = list(values)
     low, high = min(held), max(held)
     if high - low < 1e-9 * max(1.0, abs(high)):

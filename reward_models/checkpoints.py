@@ -42,6 +42,7 @@ def load_classifier(
     path = resolve_model(str(name_or_path))
     options: dict[str, Any] = {"num_labels": 1, "dtype": dtype, "attn_implementation": "sdpa"}
     adapter = (Path(path) / ADAPTER_FILE).is_file()
+    model: Any
     try:
         with _quiet():
             if adapter:
@@ -65,7 +66,7 @@ def load_classifier(
             "stand-in would score noise. Restore the files, or train it again."
         )
     if missing:
-        head = model.score
+        head: Any = model.score
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
     return model
 

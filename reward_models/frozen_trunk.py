@@ -7,23 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from reward_models.losses import preference_loss
-from reward_models.pairs import SegmentedPairs
 from segrew.aggregation import aggregate
-from segrew.segmentation import read_columns
-
-
-def unit_states(data: SegmentedPairs, read_position: Any = "end") -> tuple[Float[Tensor, "n d"], Bool[Tensor, "b s"]]:
-    """Pick the cached hidden state of each unit's read column; real units only, row after row.
-
-    Raises:
-        ValueError: the pairs were segmented without keeping states.
-    """
-    if data.features is None or data.features.states is None:
-        raise ValueError("the pairs carry no hidden states; segment them with with_states=True.")
-    columns = read_columns(data.segmentation, data.conversations.ended, read_position)
-    first = torch.tensor([0, *data.conversations.lengths]).cumsum(0)[:-1, None]
-    unit_mask = data.segmentation.unit_mask
-    return data.features.states[(first + columns)[unit_mask]], unit_mask
 
 
 def scores_of(

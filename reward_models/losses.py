@@ -8,7 +8,7 @@ from torch import Tensor
 def preference_loss(
     scores_chosen: Float[Tensor, " b"],
     scores_rejected: Float[Tensor, " b"],
-    margin: Float[Tensor, " b"] | float | None = None,
+    margin: Float[Tensor, " b"] | int | float | None = None,
 ) -> Float[Tensor, ""]:
     """L = mean of -log σ(e_w - e_l - margin), in float32 (Bradley and Terry).
 

@@ -42,7 +42,9 @@ class LocationNormalizer:
         bins: the points both lines were fitted through, with their residuals.
     """
 
-    def __init__(self, *, std_floor: float | None = None, fingerprint: str | None = None, rule: str | None = None):
+    def __init__(
+        self, *, std_floor: int | float | None = None, fingerprint: str | None = None, rule: str | None = None
+    ):
         self.std_floor = std_floor
         self.fingerprint = fingerprint
         self.rule = rule
@@ -83,12 +85,12 @@ class LocationNormalizer:
     @classmethod
     def from_parameters(
         cls,
-        w_mu: float,
-        w_sigma: float,
-        b_mu: float,
-        b_sigma: float,
+        w_mu: int | float,
+        w_sigma: int | float,
+        b_mu: int | float,
+        b_sigma: int | float,
         *,
-        std_floor: float | None = None,
+        std_floor: int | float | None = None,
         fingerprint: str | None = None,
         rule: str | None = None,
     ) -> "LocationNormalizer":
@@ -163,7 +165,7 @@ class LocationNormalizer:
                 f"(fingerprint {fingerprint}), where typical rewards differ; {_NEXT}"
             )
 
-    def _set_parameters(self, w_mu: float, b_mu: float, w_sigma: float, b_sigma: float) -> None:
+    def _set_parameters(self, w_mu: int | float, b_mu: int | float, w_sigma: int | float, b_sigma: int | float) -> None:
         values = {"w_mu": w_mu, "w_sigma": w_sigma, "b_mu": b_mu, "b_sigma": b_sigma}
         w_mu, w_sigma, b_mu, b_sigma = (_finite(values, name) for name in _PARAMETERS)
         if b_sigma <= 0:
@@ -174,7 +176,8 @@ class LocationNormalizer:
         floor = b_sigma / 10 if self.std_floor is None else self.std_floor
         if not 0 < floor < math.inf:
             raise ValueError(f"std_floor is {floor!r}; it must be a positive number or left out for std(1)/10")
-        self.w_mu, self.w_sigma, self.b_mu, self.b_sigma, self.std_floor = w_mu, w_sigma, b_mu, b_sigma, floor
+        self.w_mu, self.w_sigma, self.b_mu, self.b_sigma = w_mu, w_sigma, b_mu, b_sigma
+        self.std_floor = float(floor)
 
     def _require_fit(self) -> None:
         if math.isnan(self.b_sigma):

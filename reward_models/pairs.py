@@ -1,18 +1,19 @@
 """Preference pairs cut into units: what training, calibration and evaluation all start from."""
 
-from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Float, Int64
+from rich.progress import track
 from torch import Tensor, nn
 
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations
+from segrew.language_models import Conversations, micro_batches
 from segrew.preferences import EncodedPair, PreferencePair, encode_pair
-from segrew.segmentation import Segmentation, SegmentationConfig, segment
-from segrew.segmenter import ResponseFeatures, response_features
+from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
+from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class SegmentedPairs:
     """Encoded pairs with their units; rows 2i and 2i + 1 of the conversations are chosen and rejected of pair i.
 
     Args:
-        pairs: the pairs that were kept; skipped: how many were left out, by reason.
-        features: what the frozen segmenter said of every response token; None for rules that need no model.
+        pairs: the pairs that were kept.
+        features: what the frozen segmenter said of every response token; None where nothing needs it.
         rule: the rule with its threshold in nats.
     """
 
@@ -31,7 +32,6 @@ class SegmentedPairs:
     features: ResponseFeatures | None
     segmentation: Segmentation
     rule: SegmentationConfig
-    skipped: Counter
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -58,45 +58,77 @@ def segment_pairs(
     max_length: int,
     batch_size: int = 16,
     with_states: bool = False,
+    for_training: bool = True,
     description: str = "",
 ) -> SegmentedPairs:
     """Encode pairs and cut their responses with the frozen segmenter, once.
 
     A threshold given as a quantile or a wanted length is resolved to nats on these pairs.
 
+    Args:
+        for_training: leave out pairs that are identical within `max_length`, and keep states in the cache.
+
     Raises:
         ValueError: no pair is left after encoding.
     """
     encoded = [encode_pair(pair, chat, max_length) for pair in pairs]
-    kept = [(pair, ids) for pair, ids in zip(pairs, encoded, strict=True) if ids is not None]
+    kept = [i for i, pair in enumerate(encoded) if not for_training or pair.chosen != pair.rejected]
     if not kept:
         raise ValueError(f"0 of {len(pairs)} pairs differ within --max_length {max_length} tokens; raise it.")
-    conversations = conversations_of([ids for _, ids in kept])
-    features = None
+    pairs, encoded = [pairs[i] for i in kept], [encoded[i] for i in kept]
+    conversations, features = conversations_of(encoded), None
     if segmenter is not None and (rule.needs_model or with_states):
         features = response_features(
-            segmenter, conversations, batch_size=batch_size, with_states=with_states, description=description
+            segmenter,
+            conversations,
+            batch_size=batch_size,
+            with_states=with_states,
+            store=for_training or not with_states,
+            description=description,
         )
-    mask = conversations.mask
-    if features is not None:
-        rule = rule.resolve(features.entropy, mask)
+        rule = rule.resolve(features.entropy, conversations.mask)
     segmentation = segment(
         rule,
-        mask,
+        conversations.mask,
         entropy=features.entropy if features else None,
         logprobs=features.logprobs if features else None,
         ended=conversations.ended,
     )
-    skipped = Counter({"identical within max_length": len(pairs) - len(kept)} if len(kept) < len(pairs) else {})
-    return SegmentedPairs(
-        [pair for pair, _ in kept],
-        [ids for _, ids in kept],
-        conversations,
-        features,
-        segmentation,
-        rule,
-        skipped,
-    )
+    return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule)
+
+
+def unit_rewards_of(
+    reward_model: SegmentRewardModel, data: SegmentedPairs, *, batch_size: int = 16, description: str = ""
+) -> Float[Tensor, "b s"]:
+    """Return the raw reward of every unit of segmented pairs; from their states where the trunk was frozen."""
+    if reward_model.card.trunk_is_segmenter:
+        states, unit_mask = unit_states(data, reward_model.read_position)
+        weight: Tensor = reward_model.head.weight  # type: ignore[assignment]
+        with torch.no_grad():
+            return torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
+    rewards = torch.zeros(data.segmentation.unit_mask.shape)
+    batches = list(micro_batches(data.conversations, batch_size))
+    device = next(reward_model.model.parameters()).device
+    with torch.no_grad():
+        for rows in track(batches, description, disable=not description):
+            cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))
+            values = reward_model.unit_rewards(data.conversations.select(rows), cut)
+            rewards[rows, : values.shape[1]] = values.cpu()
+    return rewards
+
+
+def unit_states(data: SegmentedPairs, read_position: Any = "end") -> tuple[Float[Tensor, "n d"], Bool[Tensor, "b s"]]:
+    """Pick the cached hidden state of each unit's read column; real units only, row after row.
+
+    Raises:
+        ValueError: the pairs were segmented without keeping states.
+    """
+    if data.features is None or data.features.states is None:
+        raise ValueError("the pairs carry no hidden states; segment them with with_states=True.")
+    columns = read_columns(data.segmentation, data.conversations.ended, read_position)
+    first = torch.tensor([0, *data.conversations.lengths]).cumsum(0)[:-1, None]
+    unit_mask = data.segmentation.unit_mask
+    return data.features.states[(first + columns)[unit_mask]], unit_mask
 
 
 @dataclass(frozen=True)
@@ -109,14 +141,24 @@ class ScoredPair:
 
 
 def score_pairs(
-    reward_model: SegmentRewardModel,
-    pairs: list[PreferencePair],
-    *,
-    batch_size: int = 16,
-    description: str = "",
+    reward_model: SegmentRewardModel, pairs: list[PreferencePair], *, batch_size: int = 16, description: str = ""
 ) -> list[ScoredPair]:
-    """Score both answers of each pair."""
-    prompts = [pair.prompt for pair in pairs for _ in range(2)]
-    answers = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
-    scored = reward_model.score(prompts, answers, batch_size, description)
-    return [ScoredPair(pair, scored[2 * i], scored[2 * i + 1]) for i, pair in enumerate(pairs)]
+    """Score both answers of each pair, with what the cache knows of them already."""
+    scored: list[ScoredPair] = []
+    chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
+    for chunk in track(chunks, description, disable=not description):
+        data = segment_pairs(
+            chunk,
+            reward_model.chat,
+            reward_model.segmentation,
+            reward_model.segmenter() if reward_model.segmentation.needs_model else None,
+            max_length=reward_model.card.max_length,
+            batch_size=batch_size,
+            with_states=reward_model.card.trunk_is_segmenter,
+            for_training=False,
+        )
+        rewards = unit_rewards_of(reward_model, data, batch_size=batch_size)
+        texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
+        records = reward_model.describe(data.segmentation, rewards, data.conversations, texts)
+        scored += [ScoredPair(pair, records[2 * i], records[2 * i + 1]) for i, pair in enumerate(chunk)]
+    return scored

@@ -119,7 +119,7 @@ def answer_view(row: Mapping[str, Any], scale: RewardScale) -> Answer:
     )
 
 
-def fault_contrast(rows: Sequence[Mapping[str, Any]], scale: RewardScale) -> dict[str, float] | None:
+def fault_contrast(rows: Sequence[Mapping[str, Any]], scale: RewardScale) -> dict[str, int | float] | None:
     """Mean reward, in the scale's units, of segments that touch a marked fault and of the others beside them."""
     inside: list[float] = []
     outside: list[float] = []

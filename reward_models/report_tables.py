@@ -18,16 +18,22 @@ def benchmark(run: RunFiles) -> dict[str, Any] | None:
     if not subsets and not sections:
         return None
     baseline = mapping(results.get("length_baseline"))
+    label = mapping(results.get("settings")).get("subset_label")
     lines, placed = [], set()
+
+    def subset_line(name: str) -> dict[str, Any]:
+        shown = f"{name} ({label})" if label else name
+        return _line(shown, subsets[name], mapping(baseline.get("subsets")).get(name), "subset")
+
     for section, figures in sections.items():
         lines.append(_line(section, figures, mapping(baseline.get("sections")).get(section), "section"))
         members = [name for name in subsets if _SECTION_OF.get(name) == section]
         placed |= set(members)
-        lines += [_line(name, subsets[name], mapping(baseline.get("subsets")).get(name), "subset") for name in members]
+        lines += [subset_line(name) for name in members]
     rest = [name for name in subsets if name not in placed]
     if rest and sections:
         lines.append({**_line("In no section", {}, None, "section"), "accuracy": ""})
-    lines += [_line(name, subsets[name], mapping(baseline.get("subsets")).get(name), "subset") for name in rest]
+    lines += [subset_line(name) for name in rest]
     pooled, pooled_baseline = mapping(results.get("pooled")), baseline.get("pooled")
     if pooled and len(subsets) > 1:
         lines.append(_line("All pairs, each counted once", pooled, pooled_baseline, "section"))

@@ -62,7 +62,7 @@ def _tile(item: Mapping[str, Any]) -> dict[str, Any]:
     inside_one = value is not None and all(x is None or 0 <= x <= 1 for x in (value, low, high))
     is_share = inside_one and any(word in label.lower() for word in _SHARES)
 
-    def show(x: float) -> str:
+    def show(x: int | float) -> str:
         return f"{100 * x:.0f}\N{NO-BREAK SPACE}%" if is_share else number(x)
 
     tile = {
@@ -86,17 +86,18 @@ def _tile(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _benchmark_tile(run: RunFiles) -> dict[str, Any] | None:
-    pooled = mapping(run.results.get("pooled"))
-    overall = finite(run.results.get("overall"))
-    beside = finite(mapping(run.results.get("length_baseline")).get("overall"))
+    baseline = mapping(run.results.get("length_baseline"))
+    accuracy, beside = finite(run.results.get("overall")), finite(baseline.get("overall"))
+    low = high = None
+    if accuracy is None:  # no sections: all pairs, each counted once
+        pooled = mapping(run.results.get("pooled"))
+        accuracy, beside = finite(pooled.get("accuracy")), finite(mapping(baseline.get("pooled")).get("accuracy"))
+        low, high = finite_pair(pooled.get("ci95"))
+    if accuracy is None:
+        return None
     note = f"longer answer wins: {100 * beside:.0f} %" if beside is not None else ""
     name = str(run.results.get("benchmark") or "benchmark")
-    if overall is not None:
-        return {"label": f"{name} accuracy", "value": overall, "note": note}
-    if finite(pooled.get("accuracy")) is not None:
-        low, high = finite_pair(pooled.get("ci95"))
-        return {"label": f"{name} accuracy", "value": pooled["accuracy"], "low": low, "high": high, "note": note}
-    return None
+    return {"label": f"{name} accuracy", "value": accuracy, "low": low, "high": high, "note": note}
 
 
 def _fault_tile(run: RunFiles) -> dict[str, Any] | None:

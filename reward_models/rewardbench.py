@@ -44,13 +44,21 @@ def _score_row(scored: ScoredPair) -> dict[str, Any]:
 
 
 def benchmark_results(scored: list[ScoredPair], benchmark: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's results and the length baseline's, in one shape."""
-    rows = [_score_row(pair) for pair in scored]
-    texts = [vars(pair.pair) for pair in scored]
-    if benchmark == "pairs":  # one subset for every row without a name
-        rows = [row | {"subset": row["subset"] or "all"} for row in rows]
-        texts = [row | {"subset": row["subset"] or "all"} for row in texts]
-    return rewardbench_scores(rows), length_baseline(texts)
+    """Return the model's results and the length baseline's, in one shape.
+
+    With "pairs" there are no sections: `overall` is the accuracy over all rows.
+    """
+    rows, texts = [_score_row(pair) for pair in scored], [vars(pair.pair) for pair in scored]
+    if benchmark == "rewardbench":
+        return rewardbench_scores(rows), length_baseline(texts)
+    results = []
+    for score, table in ((rewardbench_scores, rows), (length_baseline, texts)):
+        named = score([row | {"subset": row["subset"] or "pairs"} for row in table])
+        pooled = score([row | {"subset": "all"} for row in table])["subsets"]["all"]
+        subsets = named["subsets"] if len(named["subsets"]) > 1 else {}
+        results.append({"subsets": {**subsets, "all": pooled}, "sections": {}, "overall": pooled["accuracy"],
+                        "ties": named["ties"], "missing": []})  # fmt: skip
+    return results[0], results[1]
 
 
 def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> dict[str, Any]:

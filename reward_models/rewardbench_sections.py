@@ -185,6 +185,6 @@ def _section(subsets: Mapping[str, Mapping[str, Any]], members: list[str]) -> di
     }
 
 
-def _weighted_mean(pairs: list[tuple[float, float]]) -> float | None:
+def _weighted_mean(pairs: list[tuple[float, int | float]]) -> float | None:
     total = sum(weight for _, weight in pairs)
     return sum(value * weight for value, weight in pairs) / total if total else None

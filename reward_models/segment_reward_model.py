@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reward_models.checkpoints import load_classifier, write_for_older_readers
 from reward_models.normalizers import LocationNormalizer
-from segrew.aggregation import aggregate
+from segrew.aggregation import Aggregator, aggregate
 from segrew.chat import ChatFormat, Message
 from segrew.language_models import (
     Conversations,
@@ -25,7 +25,7 @@ from segrew.language_models import (
     unused_pad_id,
 )
 from segrew.run_directory import read_json, versions, write_json
-from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
+from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, read_columns, segment
 
 CARD_FILE = "segrew.json"
 NORMALIZER_FILE = "normalizer.json"
@@ -47,8 +47,8 @@ class RewardModelCard:
     segmenter_fingerprint: str
     tokenizer_fingerprint: str
     chat_template: str | None = None
-    read_position: str = "end"
-    aggregator: str = "mean"
+    read_position: ReadPosition = "end"
+    aggregator: Aggregator = "mean"
     temperature: float = 1.0
     max_length: int = 1024
     trunk_is_segmenter: bool = False
@@ -194,8 +194,8 @@ class SegmentRewardModel:
     @property
     def head(self) -> nn.Module:
         """The linear layer `score`."""
-        inner: Any = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        return inner.score
+        model: Any = self.model
+        return (model.get_base_model() if hasattr(model, "get_base_model") else model).score
 
     @property
     def segmentation(self) -> SegmentationConfig:
@@ -203,7 +203,7 @@ class SegmentRewardModel:
         return self.card.segmentation
 
     @property
-    def read_position(self) -> str:
+    def read_position(self) -> ReadPosition:
         """Where a unit is read: "end" or "content"."""
         return self.card.read_position
 

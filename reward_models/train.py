@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
 from reward_models.checkpoints import load_classifier
-from reward_models.frozen_trunk import fit_head, scores_of, unit_states
+from reward_models.frozen_trunk import fit_head, scores_of
 from reward_models.losses import preference_loss
 from reward_models.model_card import write_model_card
-from reward_models.pairs import SegmentedPairs, conversations_of, segment_pairs
+from reward_models.pairs import SegmentedPairs, conversations_of, segment_pairs, unit_states
 from reward_models.segment_reward_model import RewardModelCard, SegmentRewardModel, read_rewards
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
@@ -60,7 +60,7 @@ class RewardModelConfig:
     lora_alpha: int = arg(32, help="LoRA alpha.")
     lora_target_modules: list[str] | None = arg(None, help="Layers that get LoRA; default all linear ones.")
     lora_merge: bool = arg(True, help="Export merged weights; false exports the adapter with its head.")
-    head_penalty: float = arg(0.01, help="Strength of the quadratic penalty on the head with --tune head.")
+    head_penalty: float = arg(0.1, help="Strength of the quadratic penalty on the head with --tune head.")
     max_length: int = arg(1024, help="Tokens of prompt and response together; the prompt is cut on its left first.")
     max_pairs: int | None = arg(None, help="Use only the first pairs of each split.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
@@ -101,6 +101,10 @@ class RewardTrainingArguments(TrainingArguments):
         metadata={"help": "Autocast to bfloat16; on by default where the processor computes in it."},
     )
     report_to: str | None = arg("none", help="Trackers: wandb, tensorboard, trackio, …")
+    dataloader_pin_memory: bool = field(
+        default_factory=lambda: torch.accelerator.current_accelerator() is not None,
+        metadata={"help": "Pin host memory; on by default where there is an accelerator."},
+    )
     remove_unused_columns: bool = arg(False, help="Kept off: the collator reads every field.")
 
 
@@ -128,7 +132,9 @@ class PairTrainer(Trainer):
         rewards = read_rewards(inner.score, states, columns, segmentation.unit_mask)
         return aggregate(rewards, segmentation.unit_mask, kind=card.aggregator, temperature=card.temperature)  # type: ignore[arg-type]
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """L = −mean log σ(e_chosen − e_rejected)."""
         scores = self.scores(self.accelerator.unwrap_model(model), inputs)
         loss = preference_loss(scores[0::2], scores[1::2])
@@ -222,6 +228,8 @@ def _prepare(config: RewardModelConfig, args: TrainingArguments, console: Consol
     }
     label = "Segmenting" if config.tune != "head" else "Segmenting and reading"
     train = segment_pairs(train_pairs, chat, config.segmentation(), segmenter, description=f"{label} train", **shared)
+    if len(train) < len(train_pairs):
+        console.print(f"{len(train_pairs) - len(train)} training pairs left out: identical within --max_length")
     test = None
     if test_pairs:
         test = segment_pairs(test_pairs, chat, train.rule, segmenter, description=f"{label} test ", **shared)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from importlib import import_module
 
 COMMANDS = {
@@ -24,6 +25,13 @@ def _usage() -> str:
     return "\n".join([*lines, "", "`segrew COMMAND --help` lists the settings of a command."])
 
 
+def _quiet_libraries() -> None:
+    """Keep progress bars of loading and notices meant for library authors off the terminal."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].utils.logging.disable_progress_bar()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command; a user's error prints one message and returns 2."""
     argv = sys.argv[1:] if argv is None else argv
@@ -39,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     module, _, function = COMMANDS[argv[0]][0].partition(":")
     try:
-        getattr(import_module(module), function)(argv[1:])
+        command = getattr(import_module(module), function)
+        _quiet_libraries()
+        command(argv[1:])
     except (ValueError, FileNotFoundError, FileExistsError, PermissionError) as error:
         if os.environ.get("SEGREW_TRACEBACK"):
             raise

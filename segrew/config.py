@@ -86,7 +86,7 @@ def _check_finite(configs: tuple) -> None:
                 raise ValueError(f"--{field.name} {value}: must not be negative.")
 
 
-def parse(command: str, classes: tuple[type, ...], argv: list[str]) -> tuple:
+def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
     """Build one instance of each dataclass from `--config FILE.yaml` and flags; flags win.
 
     Raises:

@@ -39,9 +39,8 @@ def main(argv: list[str]) -> None:
     for name, values in zip(("prompt", "chosen", "rejected"), zip(*sizes, strict=True), strict=True):
         console.print(f"  {name:9} {sum(values) / len(values):7.1f} tokens on average, {max(values)} at most")
     longer = sum(len(pair.chosen) > len(pair.rejected) for pair in pairs) / len(pairs)
-    console.print(
-        f"  the longer answer is the chosen one in {longer:.1%}; {sum(bool(p.faults) for p in pairs)} with marked faults"
-    )
+    marked = sum(bool(pair.faults) for pair in pairs)
+    console.print(f"  the longer answer is the chosen one in {longer:.1%}; {marked} with marked faults")
     pair = pairs[0]
     console.print("\nThe first pair as the model sees it (prompt dim, response bold, where rewards are read):")
     for text in (pair.chosen, pair.rejected):

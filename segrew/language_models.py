@@ -54,6 +54,7 @@ def load_causal_lm(
         ValueError: there is no model under that name.
     """
     device = device or best_device()
+    model: Any
     try:
         model = AutoModelForCausalLM.from_pretrained(
             resolve_model(name_or_path), dtype=dtype or best_dtype(device), attn_implementation="sdpa"
@@ -79,8 +80,8 @@ def unused_pad_id(tokenizer: Any, stop_ids: tuple[int, ...]) -> int:
 
 def trunk_of(model: nn.Module) -> nn.Module:
     """Return the transformer below the head, LoRA layers included."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inner.base_model  # type: ignore[return-value]
+    wrapped: Any = model
+    return (wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped).base_model
 
 
 def model_fingerprint(model: nn.Module) -> str:
@@ -170,9 +171,9 @@ def _lay_out(conversations: Conversations) -> _Layout:
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(conversations.prompts):
         rows_of.setdefault(tuple(prompt), []).append(row)
-    for prompt, rows in rows_of.items():
-        begin, width = len(flat.ids), len(prompt)
-        flat.ids.extend(prompt)
+    for shared, rows in rows_of.items():
+        begin, width = len(flat.ids), len(shared)
+        flat.ids.extend(shared)
         flat.positions.extend(range(width))
         for k, row in enumerate(rows):
             response = conversations.responses[row]
@@ -312,7 +313,8 @@ def statistics_of_states(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """Return log-probability and entropy (nats, temperature 1) from the states that produced each token."""
     mask = conversations.mask.to(before.device)
-    head: Any = (model.get_base_model() if hasattr(model, "get_base_model") else model).get_output_embeddings()
+    wrapped: Any = model
+    head = (wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped).get_output_embeddings()
     config: Any = trunk_of(model).config.get_text_config()  # type: ignore[union-attr, operator]
     logprobs, entropy = token_statistics(
         before[mask],

@@ -226,21 +226,16 @@ class EncodedPair:
     ended: tuple[bool, bool]
 
 
-def encode_pair(pair: PreferencePair, chat: ChatFormat, max_length: int) -> EncodedPair | None:
+def encode_pair(pair: PreferencePair, chat: ChatFormat, max_length: int) -> EncodedPair:
     """Encode a pair within `max_length` tokens a side.
 
     The prompt is cut on its left first, by what the longer answer needs, down to half of `max_length`; an answer
     that still does not fit is cut on its right and then has no stop token.
-
-    Returns:
-        None if the cut made both sides equal.
     """
     prompt = chat.prompt_ids(pair.prompt)
     answers = [chat.response_ids(text) for text in (pair.chosen, pair.rejected)]
     room = max(max_length - max(map(len, answers)), max_length // 2)
     prompt = prompt[-room:]
     kept = [ids[: max_length - len(prompt)] for ids in answers]
-    if kept[0] == kept[1]:
-        return None
     ended = (len(kept[0]) == len(answers[0]), len(kept[1]) == len(answers[1]))
     return EncodedPair(prompt, kept[0], kept[1], ended)

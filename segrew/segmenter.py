@@ -5,12 +5,14 @@ Entropies are stored, not cuts, so another threshold costs no forward pass.
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from rich.progress import track
+from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,6 +24,8 @@ from segrew.language_models import (
     response_states,
     statistics_of_states,
 )
+
+CHUNK_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -47,26 +51,46 @@ def _cache_file(model: nn.Module, conversations: Conversations, with_states: boo
 
 @torch.no_grad()
 def _compute(
-    model: nn.Module, conversations: Conversations, batch_size: int, with_states: bool, description: str
+    model: nn.Module, conversations: Conversations, batch_size: int, with_states: bool, advance: Callable[[int], None]
 ) -> dict[str, Tensor]:
-    mask = conversations.mask
+    """Run the model over rows; return flat tensors over real tokens, row after row."""
     offsets = torch.tensor([0, *conversations.lengths]).cumsum(0)
     flat = {name: torch.zeros(int(offsets[-1])) for name in ("logprobs", "entropy")}
-    batches = list(micro_batches(conversations, batch_size))
-    for rows in track(batches, description, disable=not description):
+    for rows in micro_batches(conversations, batch_size):
         part = conversations.select(rows)
         states = response_states(model, part)
         logprobs, entropy = statistics_of_states(model, states.before, part)
         values = {"logprobs": logprobs, "entropy": entropy}
         if with_states:
             values["states"] = states.at
+            width = states.at.shape[-1]
+            flat.setdefault("states", torch.zeros(int(offsets[-1]), width, dtype=states.at.dtype))
         for k, row in enumerate(rows):
             place = slice(int(offsets[row]), int(offsets[row + 1]))
             for name, value in values.items():
-                if name not in flat:
-                    flat[name] = torch.zeros(int(offsets[-1]), value.shape[-1], dtype=value.dtype)
                 flat[name][place] = value[k, : conversations.lengths[row]].cpu()
-    assert flat["entropy"].numel() == int(mask.sum())
+        advance(len(rows))
+    return flat
+
+
+def _chunk(
+    model: nn.Module,
+    conversations: Conversations,
+    batch_size: int,
+    with_states: bool,
+    store: bool,
+    advance: Callable[[int], None],
+) -> dict[str, Tensor]:
+    path = _cache_file(model, conversations, with_states)
+    if path.exists():
+        advance(len(conversations))
+        return load_file(path)
+    flat = _compute(model, conversations, batch_size, with_states, advance)
+    if store:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        save_file(flat, unfinished)
+        os.replace(unfinished, path)
     return flat
 
 
@@ -76,29 +100,30 @@ def response_features(
     *,
     batch_size: int = 16,
     with_states: bool = False,
+    store: bool = True,
     description: str = "",
 ) -> ResponseFeatures:
     """Run a frozen causal model over responses once and keep the outcome in segrew's cache.
 
-    The cache key covers the model's weights and every token id, so a stale entry is never read.
+    Chunks of rows are kept one by one, so an interrupted pass goes on where it stopped. The key of a chunk covers
+    the model's weights and every token id, so a stale entry is never read.
 
     Args:
         with_states: also keep the hidden state after each token, in the model's dtype.
+        store: write what is not in the cache yet to it.
         description: label of the progress bar; empty for none.
     """
-    path = _cache_file(model, conversations, with_states)
-    if path.exists():
-        flat = load_file(path)
-    else:
-        flat = _compute(model, conversations, batch_size, with_states, description)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        save_file(flat, partial)
-        os.replace(partial, path)
+    parts = []
+    with Progress(disable=not description) as progress:
+        bar = progress.add_task(description, total=len(conversations))
+        for start in range(0, len(conversations), CHUNK_ROWS):
+            rows = list(range(start, min(start + CHUNK_ROWS, len(conversations))))
+            advance = partial(progress.advance, bar)
+            parts.append(_chunk(model, conversations.select(rows), batch_size, with_states, store, advance))
     mask = conversations.mask
     empty = torch.zeros(mask.shape)
     return ResponseFeatures(
-        logprobs=empty.masked_scatter(mask, flat["logprobs"]),
-        entropy=empty.masked_scatter(mask, flat["entropy"]),
-        states=flat.get("states"),
+        logprobs=empty.masked_scatter(mask, torch.cat([part["logprobs"] for part in parts])),
+        entropy=empty.masked_scatter(mask, torch.cat([part["entropy"] for part in parts])),
+        states=torch.cat([part["states"] for part in parts]) if with_states else None,
     )

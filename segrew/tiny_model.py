@@ -53,7 +53,7 @@ def make_tiny_model(path: str | Path, *, steps: int = 200, vocabulary: int = 102
     )
     model = LlamaForCausalLM(config)
     conversations = [[*pair.prompt, {"role": "assistant", "content": pair.chosen}] for pair in pairs]
-    text = "".join(tokenizer.apply_chat_template(messages, tokenize=False) for messages in conversations)
+    text = "".join(str(tokenizer.apply_chat_template(messages, tokenize=False)) for messages in conversations)
     ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     draw = random.Random(seed)

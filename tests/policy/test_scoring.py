@@ -100,6 +100,6 @@ def test_one_normalizer_is_only_for_its_segmenter(policy_dir, tmp_path, build_re
     foreign = SegmentationConfig(rule="entropy", threshold=5.2).fingerprint(
         segmenter="another", tokenizer=model.chat.fingerprint, read_position="end"
     )
-    model.normalizer = LocationNormalizer.from_parameters(0, 0, 0, 1, fingerprint=foreign, rule="entropy>5.2")
+    model.normalizer = LocationNormalizer.from_parameters(0.0, 0.0, 0.0, 1.0, fingerprint=foreign, rule="entropy>5.2")
     with pytest.raises(ValueError, match="segrew calibrate"):
         Axes.from_config(config(), model)

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -55,7 +54,7 @@ def demo(tmp_path):
     root = tmp_path / "demo"
     pair = [
         scored("Six minutes in boiling water.", [0.4, 1.2], side="chosen"),
-        scored("Six minutes. You are a fool.", [0.5, -2.2], faults=[(13, 28, "rude_remark")], side="rejected"),
+        scored("Six minutes. You are a fool.", [0.5, 0.1, -2.2], faults=[(13, 28, "rude_remark")], side="rejected"),
     ]
     lines(root / "scores/scores.jsonl", [*pair, scored(HOSTILE, [0.0, 0.3, -0.3], prompt=HOSTILE, id="h")])
     pairs = [
@@ -118,11 +117,11 @@ def test_every_part_is_there(page):
     for anchor in ("answers", "location", "benchmark", "policy", "training", "run"):
         assert f'<section id="{anchor}">' in page and f'href="#{anchor}"' in page
     text = " ".join("".join(_Page(page).text).split())
-    assert "Pair accuracy 72\xa0% 64\xa0% to 80\xa0%" in text or "72\xa0%" in text
+    assert "Pair accuracy 72 % 64 % to 80 %" in text
     assert "1 min 15 s" in text  # a stage's seconds
-    assert "mean(p) = 0.767 ln p + 0.471" in text
+    assert "mean(p) = 0.767 ln p + 0.47;" in text
     assert "✓ chosen scores higher" in text
-    assert "rude remark: its segment has the lowest reward of 2" in text
+    assert "rude remark: its segment has the lowest reward of 3" in text
     assert "started 2025-11-30 04:00" in text
 
 
@@ -147,8 +146,8 @@ def test_segments_rebuild_the_response_with_its_colours_and_faults(page):
     body = rejected[rejected.index('<div class="text">') :]
     body = body[: body.index("</div>")]
     assert html.unescape(re.sub("<[^>]*>", "", body)) == "Six minutes. You are a fool."
-    assert [m for m in re.findall(r'class="seg (\w+)"', body)] == ["p1", "n4"]  # z = 0.5 and -2.2
-    assert re.findall(r'<u title="marked fault: rude remark">(.*?)</u>', body) == ["Y", "ou are a fool."]
+    assert [m for m in re.findall(r'class="seg (\w+)"', body)] == ["p1", "z0", "n4"]  # z = 0.5, 0.1, -2.2
+    assert re.findall(r'<u title="marked fault: rude remark">(.*?)</u>', body) == ["You ar", "e a fool."]
     assert 'data-z="−2.2"' in body and "normalized −2.2" in body
 
 
@@ -158,6 +157,19 @@ def test_a_summary_is_not_needed_for_the_headline(demo, tmp_path):
     assert "rewardbench accuracy" in text
     assert "Mean reward in marked faults" in text
     assert "Score change by PPO" in text and "0.1 before, 0.5 after" in text
+
+
+def test_a_benchmark_of_plain_pairs_has_no_sections_to_miss(tmp_path):
+    pairs = [{"id": i, "subset": "all", "score_chosen": float(i), "score_rejected": 1.5} for i in range(4)]
+    texts = [{"id": i, "subset": "all", "chosen": "ab", "rejected": "a"} for i in range(4)]
+    results = {"benchmark": "pairs", **rewardbench_scores(pairs), "length_baseline": length_baseline(texts)}
+    results["settings"] = {"subset_label": "rebuilt"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/results.json").write_text(json.dumps(results))
+    text = " ".join("".join(_Page(build_report([tmp_path / "run"], tmp_path / "r.html").read_text()).text).split())
+    assert "pairs accuracy 50 % 15 % to 85 %" in text  # Wilson, 2 of 4
+    assert "longer answer wins: 100 %" in text
+    assert "all (rebuilt)" in text and "Not in these data" not in text
 
 
 def test_damaged_files_cost_a_note_and_no_more(demo, tmp_path):
@@ -280,10 +292,16 @@ CHROMIUM = next(
     ),
     None,
 )
-BROWSER_FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+BROWSER_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 # A frame has the width it is given, where a headless window has a least one; all that is folded is opened.
 FRAME = """<!doctype html><iframe style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe><script>
 addEventListener("load", () => {{

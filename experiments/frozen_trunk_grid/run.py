@@ -1,0 +1,131 @@
+"""Which rule, which aggregator? A frozen SmolLM2-135M trunk on real preference pairs, 5 splits by prompt.
+
+    python experiments/frozen_trunk_grid/run.py --files hh_helpful_test.jsonl.gz hh_harmless_base_test.jsonl.gz
+
+Each split holds out 15 % of the prompts. The states of every response token are computed once and kept in segrew's
+cache in chunks, so an interrupted run goes on where it stopped. Writes results.json and table.md beside this file.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from reward_models.frozen_trunk import fit_head, scores_of
+from reward_models.pairs import SegmentedPairs, segment_pairs, unit_states
+from segrew.chat import ChatFormat
+from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.language_models import load_causal_lm, load_tokenizer
+from segrew.metrics import wilson_interval
+from segrew.preferences import PreferencePair, load_preferences
+from segrew.segmentation import SegmentationConfig, segment
+
+HERE = Path(__file__).parent
+RULES = {
+    "response": SegmentationConfig(rule="response"),
+    "token": SegmentationConfig(rule="token"),
+    "entropy": SegmentationConfig(rule="entropy", target_length=4.0),
+}
+AGGREGATORS = ("softmax", "sum", "mean")
+
+
+def read_all(pairs: list[PreferencePair], model_name: str, max_length: int) -> SegmentedPairs:
+    """Compute (or load) entropies and states of every response token."""
+    chat = ChatFormat.from_tokenizer(load_tokenizer(model_name))
+    model = load_causal_lm(model_name)
+    return segment_pairs(
+        pairs, chat, RULES["token"], model, max_length=max_length, with_states=True, description="Reading"
+    )
+
+
+def split_by_prompt(pairs: list[PreferencePair], seed: int) -> tuple[list[int], list[int]]:
+    """Hold out 15 % of the distinct prompts."""
+    prompts = sorted({json.dumps(pair.prompt) for pair in pairs})
+    random.Random(seed).shuffle(prompts)
+    held = set(prompts[: round(0.15 * len(prompts))])
+    test = [i for i, pair in enumerate(pairs) if json.dumps(pair.prompt) in held]
+    return sorted(set(range(len(pairs))) - set(test)), test
+
+
+def rows_of(chosen: list[int]) -> torch.Tensor:
+    """Rows of the given pairs: two each."""
+    return torch.tensor([row for i in chosen for row in (2 * i, 2 * i + 1)])
+
+
+def flat_units(unit_mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Which of all units belong to the given rows, in the order of the rows."""
+    first = torch.cat([torch.zeros(1, dtype=torch.long), unit_mask.sum(1).cumsum(0)])
+    return torch.cat([torch.arange(first[r], first[r + 1]) for r in rows.tolist()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", nargs="+", required=True)
+    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    parser.add_argument("--max_length", type=int, default=512)
+    parser.add_argument("--max_pairs", type=int)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--penalty", type=float, default=0.1)
+    args = parser.parse_args()
+    started = time.time()
+    pairs = [pair for file in args.files for pair in load_preferences(file).pairs][: args.max_pairs]
+    data = read_all(pairs, args.model, args.max_length)
+    read_seconds = time.time() - started
+    results = []
+    for name, rule in RULES.items():
+        for seed in range(args.seeds):
+            train, test = split_by_prompt(data.pairs, seed)
+            fitted = rule.resolve(data.features.entropy[rows_of(train)], data.conversations.mask[rows_of(train)])
+            cut = segment(
+                fitted, data.conversations.mask, entropy=data.features.entropy, ended=data.conversations.ended
+            )
+            states, unit_mask = unit_states(replace(data, segmentation=cut, rule=fitted))
+            parts = {}
+            for side, rows in (("train", rows_of(train)), ("test", rows_of(test))):
+                parts[side] = (states[flat_units(unit_mask, rows)], unit_mask[rows])
+            for aggregator in AGGREGATORS:
+                begun = time.time()
+                weight = fit_head(*parts["train"], aggregator=aggregator, penalty=args.penalty)
+                scores = scores_of(weight, parts["test"][0].float(), parts["test"][1], aggregator=aggregator)
+                wins = int((scores[0::2] > scores[1::2]).sum())
+                longer = sum(len(data.pairs[i].chosen) > len(data.pairs[i].rejected) for i in test)
+                results.append(
+                    {
+                        "rule": name, "label": fitted.label, "aggregator": aggregator, "seed": seed,
+                        "accuracy": wins / len(test), "n": len(test), "longer_wins": longer / len(test),
+                        "units": float(unit_mask.sum(1).float().mean()), "fit_seconds": time.time() - begun,
+                    }
+                )  # fmt: skip
+                print(results[-1], flush=True)
+    report(results, len(data), args, read_seconds, time.time() - started)
+
+
+def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: float, total: float) -> None:
+    """Write results.json and a table with the mean over splits, its spread, and a pooled Wilson interval."""
+    record = {"pairs": n_pairs, "settings": vars(args), "seconds": {"reading": read, "total": total}}
+    (HERE / "results.json").write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
+    lines = ["| rule | units a response | softmax | sum | mean |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        cells = []
+        for aggregator in AGGREGATORS:
+            chosen = [r for r in results if r["rule"] == rule and r["aggregator"] == aggregator]
+            values = [r["accuracy"] for r in chosen]
+            n = chosen[0]["n"]
+            low, high = wilson_interval(round(statistics.mean(values) * n), n)
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f} [{low:.3f}, {high:.3f}]")
+        units = statistics.mean(r["units"] for r in results if r["rule"] == rule)
+        lines.append(f"| {rule} | {units:.1f} | {' | '.join(cells)} |")
+    longer = statistics.mean(r["longer_wins"] for r in results)
+    lines += ["", f'"the longer answer wins": {longer:.3f}; {n_pairs} pairs, about {results[0]["n"]} held out a split']
+    (HERE / "table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
