@@ -88,7 +88,7 @@ def run_demo(config: DemoConfig, console: Console) -> Path:
         _benchmark(run.path, reward_dir, reward_model, scored, console)
     with stages.stage("Dense-reward PPO"):
         del reward_model
-        settings = {"model_name_or_path": model, "reward_model_path": reward_dir, "seed": config.seed}
+        settings: dict[str, Any] = {"model_name_or_path": model, "reward_model_path": reward_dir, "seed": config.seed}
         policy_dir = run.path / "policy"
         train_policy(PPOConfig(**settings, output_dir=str(policy_dir), **_policy_settings(config.scale)))
     headline = _headline(scored, policy_dir)

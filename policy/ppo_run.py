@@ -184,5 +184,6 @@ def finish_run(run: Run) -> Path:
         model.save_pretrained(path)
         run.roles.chat.tokenizer.save_pretrained(path)
         write_for_older_readers(path)
+    run.accelerator.wait_for_everyone()
     run.accelerator.end_training()
     return path

@@ -9,7 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from reward_models import report_curves as curves
 from reward_models import report_tables as tables
+from reward_models import report_tiles as tiles
 from reward_models import report_views as views
 from reward_models.charts import number
 from reward_models.report_runs import find_runs
@@ -62,13 +64,13 @@ def _page(runs: list[Any]) -> dict[str, Any]:
     return {
         "mark": _MARK,
         "names": [run.name for run in runs],
-        "facts": views.facts(runs),
-        "tiles": views.tiles(runs),
+        "facts": tiles.facts(runs),
+        "tiles": tiles.tiles(runs),
         "answers": [view for run in runs if run.answers and (view := views.answers(run))],
-        "locations": [views.location(run) for run in runs if run.normalizer is not None],
+        "locations": [curves.location(run) for run in runs if run.normalizer is not None],
         "benchmarks": [view for run in runs if run.results and (view := tables.benchmark(run))],
-        "training": [view for run in runs if run.training and (view := views.training_curves(run))],
-        "policy": [view for run in runs if run.policy and (view := views.policy_curves(run))],
+        "training": [curves.training_curves(run) for run in runs if run.training],
+        "policy": [curves.policy_curves(run) for run in runs if run.policy],
         "samples": [view for run in runs if run.samples and (view := views.samples(run))],
         "stages": [view for run in runs if run.summary and (view := tables.stages(run))],
         "settings": [tables.settings(run) for run in runs if run.run],

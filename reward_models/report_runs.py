@@ -17,6 +17,7 @@ KNOWN_FILES = (
     "metrics.jsonl",
     "results.json",
     "samples.jsonl",
+    "evaluation.jsonl",
 )
 
 
@@ -27,7 +28,7 @@ class RunFiles:
     Attributes:
         name: how the page calls it.
         answers: scored responses with segments. training, policy: metrics of `train-rm` and of PPO by step.
-        samples: responses of the policy over training.
+        samples: responses of the policy over training. evaluation: its scores on held-out prompts by step.
         notes: what could not be read, in words.
     """
 
@@ -40,6 +41,7 @@ class RunFiles:
     training: list[dict[str, Any]] = field(default_factory=list)
     policy: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -67,12 +69,20 @@ def find_runs(run_dirs: Sequence[str | Path]) -> list[RunFiles]:
     return runs
 
 
+def held_out_scores(run: RunFiles) -> list[tuple[float, float]]:
+    """(step, mean score on held-out prompts), from evaluation.jsonl or else from the metrics."""
+    rows = [(row.get("step"), row.get("score")) for row in run.evaluation]
+    rows = rows or [(row.get("step"), row.get("eval/score")) for row in run.policy]
+    return [(x, y) for step, score in rows if (x := finite(step)) is not None and (y := finite(score)) is not None]
+
+
 def _read(directory: Path, name: str) -> RunFiles:
     run = RunFiles(name)
     run.run = _object(directory / "run.json", run)
     run.summary = _object(directory / "summary.json", run)
     run.results = _object(directory / "results.json", run)
     run.samples = _rows(directory / "samples.jsonl", run)
+    run.evaluation = [row for row in _rows(directory / "evaluation.jsonl", run) if finite(row.get("score")) is not None]
     run.answers = [row for row in _rows(directory / "scores.jsonl", run) if "response" in row]
     for row in _rows(directory / "metrics.jsonl", run):
         from_policy = any(key.startswith(("reward/", "kl/", "policy/", "eval/")) for key in row)

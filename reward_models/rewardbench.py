@@ -1,5 +1,6 @@
 """Benchmark a reward model on files of pairs (`segrew rewardbench`)."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ class BenchmarkConfig:
     benchmark: Literal["rewardbench", "pairs"] = arg(
         "rewardbench", help="rewardbench: section weights by subset; pairs: one accuracy over any preference file."
     )
+    max_per_subset: int | None = arg(None, help="Score only the first rows of each subset, for a quick look.")
     subset_label: str = arg("", help="Written behind each subset's name in the table, such as 'rebuilt'.")
     per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
     output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go.")
@@ -61,6 +63,16 @@ def benchmark_results(scored: list[ScoredPair], benchmark: str) -> tuple[dict[st
     return results[0], results[1]
 
 
+def _first_of_each_subset(pairs: list[PreferencePair], limit: int | None) -> list[PreferencePair]:
+    seen: Counter = Counter()
+    kept = []
+    for pair in pairs:
+        if limit is None or seen[pair.subset] < limit:
+            kept.append(pair)
+        seen[pair.subset] += 1
+    return kept
+
+
 def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> dict[str, Any]:
     """Score every row, write `results.json` and `scores.jsonl`, print the table.
 
@@ -73,6 +85,7 @@ def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> di
         raise ValueError(
             f"{config.dataset_name}: rows without a 'subset' are not in RewardBench's format; use --benchmark pairs."
         )
+    pairs = _first_of_each_subset(pairs, config.max_per_subset)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     run = RunDirectory.create(
         config.output_dir, command="rewardbench", config=to_dict(config), overwrite=config.overwrite_output_dir
@@ -101,6 +114,7 @@ def write_results(
         "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
         "batch_size": config.per_device_eval_batch_size,
         "dataset": config.dataset_name,
+        "max_per_subset": config.max_per_subset,
         "subset_label": config.subset_label,
     }
     record = {"benchmark": config.benchmark, **results, "length_baseline": baseline, "settings": settings}

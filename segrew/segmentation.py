@@ -68,13 +68,16 @@ def segment_by_random_ngram(
     if not lengths or min(lengths) < 1 or repeats < 1:
         raise ValueError(f"lengths {tuple(lengths)} and repeats {repeats} must be at least 1")
     rows, width = mask.shape
-    deck = torch.tensor(tuple(lengths) * repeats, device=mask.device)
+    deck = torch.tensor(tuple(lengths) * repeats)
     rounds = 1 if when_exhausted == "remainder" else max(1, -(-width // (sum(lengths) * repeats)))
     # Rounds come first, so that a wider batch draws the same numbers for its first rounds.
     draws = torch.rand(rounds, rows, len(deck), generator=generator, device=generator.device)
-    dealt = deck[draws.to(mask.device).argsort(-1)].transpose(0, 1).reshape(rows, -1)
-    index = response_index(mask)
-    unit = torch.searchsorted(dealt.cumsum(1), index, right=True)
+    return _segment_by_deal(deck.to(mask.device), draws.to(mask.device), mask)
+
+
+def _segment_by_deal(deck: Tensor, draws: Tensor, mask: Tensor) -> Segmentation:
+    dealt = deck[draws.argsort(-1)].transpose(0, 1).flatten(1)
+    unit = torch.searchsorted(dealt.cumsum(1), response_index(mask), right=True)
     return partition(unit != pad(unit, (1, 0))[:, :-1], mask)
 
 
@@ -83,14 +86,15 @@ def segment_by_perplexity(logprobs: Float[Tensor, "b t"], mask: Bool[Tensor, "b 
     # In float64 sums of float32 values are exact, so equal NLLs never look like a rise.
     wide = torch.float32 if logprobs.device.type == "mps" else torch.float64
     nll = -logprobs.to(wide).masked_fill(~mask, 0.0)
-    total, count = torch.zeros_like(nll[:, 0]), torch.zeros_like(nll[:, 0])
-    opens = []
-    for now, real in zip(nll.unbind(1), mask.unbind(1), strict=True):
+    total, count = nll.new_zeros(len(nll)), nll.new_zeros(len(nll))
+    opens = torch.zeros_like(mask)
+    for column in range(mask.shape[1]):
+        now, real = nll[:, column], mask[:, column]
         opened = now * count > total
         total = torch.where(opened, now, total + now)
         count = torch.where(opened, 1.0, count + real)
-        opens.append(opened)
-    return partition(torch.stack(opens, 1), mask)
+        opens[:, column] = opened
+    return partition(opens, mask)
 
 
 def segment_by_boundaries(opens: Bool[Tensor, "b t"] | Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Segmentation:

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from rich.progress import Progress
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from segrew.embedded_model import cache_directory
@@ -82,9 +83,11 @@ def _chunk(
     advance: Callable[[int], None],
 ) -> dict[str, Tensor]:
     path = _cache_file(model, conversations, with_states)
-    if path.exists():
-        advance(len(conversations))
-        return load_file(path)
+    for kept in (path, _cache_file(model, conversations, True)):  # a pass that kept states kept the rest too
+        if kept.exists():
+            advance(len(conversations))
+            with safe_open(kept, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys() if with_states or name != "states"}  # noqa: SIM118
     flat = _compute(model, conversations, batch_size, with_states, advance)
     if store:
         path.parent.mkdir(parents=True, exist_ok=True)

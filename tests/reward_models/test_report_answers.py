@@ -50,7 +50,7 @@ def test_segments_without_offsets_are_found_by_their_text():
 def test_a_fault_is_ranked_by_the_segment_that_holds_most_of_it():
     view = answer_view(row("aaaabbbbcccc", [4, 8], [-2.0, 0.5, -1.0], [(3, 8, "rude"), (10, 12, "wrong_fact")]), UNIT)
     assert view.verdicts == [
-        "rude: its segment has the 3rd lowest reward of 3",
+        "rude: its segment has the highest reward of 3",
         "wrong fact: its segment has the 2nd lowest reward of 3",
     ]
 
