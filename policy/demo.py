@@ -131,7 +131,7 @@ def _benchmark(
 
 def _headline(scored: list[ScoredPair], policy_dir: Path) -> list[dict[str, Any]]:
     """The three figures that the demo is about, each with its interval and what to compare it with."""
-    accuracy = pair_accuracy(scored)
+    accuracy, longer = pair_accuracy(scored), longer_wins([pair.pair for pair in scored])
     landed = localisation([(pair.rejected.segments, pair.pair.faults) for pair in scored])
     evaluations = read_jsonl(policy_dir / "evaluation.jsonl")
     before, after = evaluations[0]["scores"], evaluations[-1]["scores"]
@@ -141,13 +141,15 @@ def _headline(scored: list[ScoredPair], policy_dir: Path) -> list[dict[str, Any]
         {
             "label": "Pair accuracy on held-out prompts",
             "value": accuracy["accuracy"],
+            "reference": longer,
             "low": accuracy["ci95"][0],
             "high": accuracy["ci95"][1],
-            "note": f'"the longer answer wins": {longer_wins([p.pair for p in scored]):.3f}; n {accuracy["n"]}',
+            "note": f'"the longer answer wins": {longer:.3f}; n {accuracy["n"]}',
         },
         {
             "label": "Faulty spans in the lowest third of their response",
             "value": landed.share,
+            "reference": landed.chance,
             "low": landed.ci95[0],
             "high": landed.ci95[1],
             "note": f"chance: {landed.chance:.3f}; n {landed.n}",

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TimeElapsedColumn
 from torch import Tensor
 
 from policy.experience import Experience, densify
@@ -37,8 +37,10 @@ def train_policy(config: PPOConfig) -> Path:
     """
     run, done = open_run(config)
     main = run.accelerator.is_main_process
-    with Progress(console=Console(stderr=True), disable=not main) as progress:
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not main) as progress:
         bar = progress.add_task("PPO", total=config.total_steps, completed=done)
+        run.show = lambda text: progress.update(bar, description=f"PPO  {text:24}")
         if done == 0:
             evaluate(run, 0)
         for step in range(done + 1, config.total_steps + 1):
@@ -48,8 +50,8 @@ def train_policy(config: PPOConfig) -> Path:
             report(run, metrics)
             if config.save_steps and step % config.save_steps == 0:
                 save_run(run, step)
-            described = f"PPO  score {metrics['reward/score']:.2f}  KL {metrics['kl/k1']:.4f}"
-            progress.update(bar, advance=1, description=described)
+            run.show(f"score {metrics['reward/score']:.2f}  KL {metrics['kl/k1']:.4f}")
+            progress.advance(bar)
     return finish_run(run)
 
 

@@ -98,6 +98,7 @@ def evaluate(run: Run, step: int) -> dict[str, int | float]:
     if not run.eval_prompts:
         return {}
     accelerator, roles, config = run.accelerator, run.roles, run.config
+    run.show("evaluation")
     own = run.eval_prompts[accelerator.process_index :: accelerator.num_processes]
     with accelerator.autocast():
         evaluation = evaluate_policy(

@@ -1,7 +1,7 @@
 """What lives as long as a PPO run: its directory, models, optimizer and prompts; how it opens, saves and ends."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,12 +44,14 @@ class Run:
     prompts: list[Prompt]
     prompt_ids: list[list[int]]
     eval_prompts: list[Prompt]
+    show: Callable[[str], None] = print
     seconds: dict[str, float] = field(default_factory=dict)
     low_kl_steps: int = 0
 
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
-        """Measure one part of a step."""
+        """Show and measure one part of a step."""
+        self.show(name)
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start

@@ -84,14 +84,17 @@ def bin_locations(locations: Float[np.ndarray, " n"]) -> tuple[Int[np.ndarray, "
     enough = max(2, min(20, n // 20), n // 200)
     _, place, tally = np.unique(locations, return_inverse=True, return_counts=True)
     bin_of_place = np.empty(len(tally), dtype=np.int64)
-    current = held = 0
+    current = held = opened = 0
     for i, count in enumerate(tally.tolist()):
+        if held > 0 and current and count >= enough:  # a common location stays alone: the few before it step back
+            bin_of_place[opened:i], held = current - 1, 0
+        opened = opened if held else i
         bin_of_place[i] = current
         held += count
         if held >= enough:
             current, held = current + 1, 0
     if held and current:
-        bin_of_place[bin_of_place == current] = current - 1  # too few at the end: they join the last full bin
+        bin_of_place[opened:] = current - 1
     bin_of = bin_of_place[place]
     return bin_of, np.bincount(bin_of)
 

@@ -80,6 +80,7 @@ class LocationNormalizer:
         self.bins, self.r2 = curves.bins, {"mean": curves.mean_r2, "std": curves.std_r2}
         self.fitted_range = (float(p.min()), float(p.max()))
         self._report_floor(self.fitted_range[0])
+        self._report_end()
         return self
 
     @classmethod
@@ -156,6 +157,15 @@ class LocationNormalizer:
         r = torch.where(real, rewards.float(), 0.0)  # before the arithmetic: a NaN in padding has no gradient either
         return torch.where(real, (r - self.mean(p)) / self.std(p), 0.0)
 
+    @property
+    def end_offset(self) -> float | None:
+        """How far rewards at p = 1 lie from the fit, in its standard deviations; None if p = 1 was not seen.
+
+        The last unit is read at the stop token, whose rewards may follow another law than those before it.
+        """
+        last = self.bins[-1] if self.bins else None
+        return last.mean_residual / self.std(1.0) if last is not None and last.location > 1 - 1e-9 else None
+
     def require(self, fingerprint: str, *, rule: str, source: str | Path = "the normalizer") -> None:
         """Refuse rewards read under another segmentation rule than the one this was fitted for."""
         if self.fingerprint != fingerprint:
@@ -182,6 +192,16 @@ class LocationNormalizer:
     def _require_fit(self) -> None:
         if math.isnan(self.b_sigma):
             raise ValueError("this LocationNormalizer has no parameters yet: call fit, from_parameters or load first")
+
+    def _report_end(self) -> None:
+        """Warn where every finished response would earn a bonus or a fine just for its last unit."""
+        if self.end_offset is not None and abs(self.end_offset) > 1:
+            warnings.warn(
+                f"the last unit of a response has a mean reward {self.end_offset:+.1f} standard deviations from the "
+                "fit: read at the stop token, it follows another law than the units before it, so PPO would be "
+                "paid that much for ending. `--read_position content` reads it one token earlier",
+                stacklevel=3,
+            )
 
     def _report_floor(self, smallest: float | None) -> None:
         """Warn, once in the life of a normalizer, where its line for the spread falls below the floor."""

@@ -151,6 +151,9 @@ def _verdicts(
             continue
         z = max(scored, key=lambda place: _overlap(place[0], place[1], fault))[2]
         rank = 1 + sum(other < z for *_, other in scored)
+        if len(scored) == 1:
+            said.append(f"{fault[2]}: the answer is one segment")
+            continue
         place = {len(scored): "the highest", 1: "the lowest"}.get(rank, f"the {_ordinal(rank)} lowest")
         said.append(f"{fault[2]}: its segment has {place} reward of {len(scored)}")
     return said

@@ -61,6 +61,7 @@ def location(run: RunFiles) -> dict[str, Any]:
         "range": normalizer.fitted_range,
         "count": sum(b.count for b in bins),
         "bins": bins,
+        "end_offset": normalizer.end_offset,
         "rule": normalizer.rule or normalizer.fingerprint,
     }
 

@@ -76,12 +76,10 @@ class ChatFormat:
 
     @cached_property
     def _leading_bos(self) -> list[int]:
-        """The BOS to put before a rendered conversation: what the tokenizer adds and the template does not."""
+        """The BOS that the tokenizer itself puts before a text, if it does."""
         bos = self.tokenizer.bos_token_id
-        if bos is None or self.tokenizer("", add_special_tokens=True)["input_ids"][:1] != [bos]:
-            return []
-        rendered = self.render([{"role": "user", "content": "x"}])
-        return [] if self._encode(rendered)[:1] == [bos] else [bos]
+        adds = bos is not None and self.tokenizer("", add_special_tokens=True)["input_ids"][:1] == [bos]
+        return [bos] if adds else []
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -92,7 +90,9 @@ class ChatFormat:
 
     def prompt_ids(self, messages: list[Message]) -> list[int]:
         """Return the ids of a prompt, with at most one leading BOS."""
-        ids = self._leading_bos + self._encode(self.render(messages))
+        ids = self._encode(self.render(messages))
+        if ids[:1] != self._leading_bos:  # else the template, or the text itself, begins with it
+            ids = self._leading_bos + ids
         if not ids:
             raise ValueError("a prompt of no tokens: the first response token has nothing before it.")
         return ids
@@ -137,6 +137,7 @@ def _stop_token_of_template(tokenizer: Any) -> int:
     except Exception as error:
         raise ValueError(f"the chat template does not render a user and an assistant message: {error}") from error
     after = rendered.rpartition("stop-token-probe")[2]
-    special = set(tokenizer.all_special_ids)
+    added = tokenizer.added_tokens_decoder  # holds special tokens that the tokenizer has no name for, such as <|end|>
+    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
     ids = tokenizer(after, add_special_tokens=False)["input_ids"]
     return next((i for i in ids if i in special), tokenizer.eos_token_id)

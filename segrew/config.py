@@ -6,9 +6,10 @@ parser, flags win over the file, and `1e-5` is a number in both.
 
 import dataclasses
 import difflib
+import json
 import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
@@ -52,16 +53,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _as_flags(settings: dict[str, Any]) -> list[str]:
-    """Spell a mapping as the flags that say the same; a key set to null is left at its default."""
+    """Spell a mapping as the flags that say the same."""
     flags: list[str] = []
     for name, value in settings.items():
-        if value is None:
-            continue
-        values = value if isinstance(value, list) else [value]
-        flags += [
-            f"--{name}",
-            *(yaml.safe_dump(v).strip() if isinstance(v, dict) else str(v) for v in values),
-        ]
+        if isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:  # one word, so that a value may begin with a minus sign
+            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags
 
 
@@ -86,6 +84,27 @@ def _check_finite(configs: tuple) -> None:
                 raise ValueError(f"--{field.name} {value}: must not be negative.")
 
 
+def _without_nulls(flags: list[str], settings: dict[str, Any]) -> list[str]:
+    """Move `--name null` from the flags to the file's settings, where null is a value of its own."""
+    kept: list[str] = []
+    for word in flags:
+        if word == "null" and kept and kept[-1].startswith("--"):
+            settings[kept.pop()[2:]] = None
+        else:
+            kept.append(word)
+    return kept
+
+
+def _turned_off(settings: dict[str, Any], classes: tuple[Any, ...]) -> dict[str, None]:
+    """Return the settings that are null, if null is one of their values."""
+    hints = {name: hint for cls in classes for name, hint in get_type_hints(cls).items()}
+    off = [name.replace("-", "_") for name, value in settings.items() if value is None]
+    for name in off:
+        if type(None) not in get_args(hints.get(name)):
+            raise ValueError(f"--{name} null: this setting needs a value; leave it out for its default.")
+    return dict.fromkeys(off)
+
+
 def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
     """Build one instance of each dataclass from `--config FILE.yaml` and flags; flags win.
 
@@ -103,11 +122,13 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
     parser.error = refuse  # type: ignore[assignment, method-assign]
     path, flags = _split_config_flag(argv)
     settings = read_yaml(path) if path else {}
+    flags = _without_nulls(flags, settings)
     typed = [word.split("=")[0][2:] for word in flags if word.startswith("--")]
     for name in [*settings, *typed]:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             refuse(f"unknown setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "."))
+    parser.set_defaults(**_turned_off(settings, classes))
     parsed = parser.parse_args_into_dataclasses(args=_as_flags(settings) + flags, look_for_args_file=False)
     _check_finite(parsed)
     return tuple(parsed)

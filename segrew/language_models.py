@@ -56,11 +56,19 @@ def load_causal_lm(
     device = device or best_device()
     model: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            resolve_model(name_or_path), dtype=dtype or best_dtype(device), attn_implementation="sdpa"
+        model, info = AutoModelForCausalLM.from_pretrained(
+            resolve_model(name_or_path),
+            dtype=dtype or best_dtype(device),
+            attn_implementation="sdpa",
+            output_loading_info=True,
         )
     except (OSError, KeyError) as error:
         raise ValueError(f"no language model at '{name_or_path}': {str(error).splitlines()[0]}") from None
+    if info["missing_keys"]:
+        raise ValueError(
+            f"'{name_or_path}' is no whole language model: {', '.join(sorted(info['missing_keys']))} missing from the "
+            "checkpoint, and random stand-ins would make its entropies noise."
+        )
     return model.to(device).eval()
 
 
@@ -78,21 +86,31 @@ def unused_pad_id(tokenizer: Any, stop_ids: tuple[int, ...]) -> int:
     raise ValueError("every special token of the tokenizer is a stop token; add one to pad with ('<pad>').")
 
 
+def _plain(model: Any) -> Any:
+    """Return the transformers model inside a peft model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def trunk_of(model: nn.Module) -> nn.Module:
     """Return the transformer below the head, LoRA layers included."""
-    wrapped: Any = model
-    return (wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped).base_model
+    return _plain(model).base_model
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Short hash of a model's weights: names, shapes and the first values of each tensor, in bfloat16.
+    """Short hash of the weights of a language model, in bfloat16: equal after loading in float32 or bfloat16.
 
-    Equal for the same weights loaded in float32 or bfloat16.
+    Covers each tensor by the sums of its bits along both axes, which are whole numbers and so the same on
+    every device; any single changed weight changes them.
     """
+    weights = dict(trunk_of(model).named_parameters())
+    lm_head = _plain(model).get_output_embeddings()
+    if lm_head is not None:
+        weights["lm_head"] = lm_head.weight
     digest = hashlib.sha256()
-    for name, weight in sorted(trunk_of(model).named_parameters()):
-        head = weight.detach().flatten()[:32].to("cpu", torch.float32).bfloat16().float()
-        digest.update(f"{name}{tuple(weight.shape)}".encode() + head.numpy().tobytes())
+    for name, weight in sorted(weights.items()):
+        bits = weight.detach().bfloat16().view(torch.int16).reshape(-1, weight.shape[-1])
+        sums = torch.cat([bits.sum(0), bits.sum(1)]).cpu()
+        digest.update(f"{name}{tuple(weight.shape)}".encode() + sums.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -229,18 +247,22 @@ ALL_ATTENTION_FUNCTIONS.register("segrew_packed", _packed_attention)
 
 
 def _packs(trunk: nn.Module, longest: int) -> bool:
-    """Whether attention of this model may be computed block by block: full, causal, without soft-capping.
+    """Whether attention of this model may be computed block by block: full, causal, no soft-capping, no sinks.
 
-    Activation checkpointing recomputes layers after the forward pass, when its attention is the stock one again.
+    Layers that carry a state from token to token would carry it from row to row. Activation checkpointing
+    recomputes layers after the forward pass, when its attention is the stock one again.
     """
     checkpointing = trunk.training and any(getattr(m, "gradient_checkpointing", False) for m in trunk.modules())
     config = trunk.config.get_text_config()  # type: ignore[union-attr, operator]
     window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ())
     return (
         not checkpointing
         and bool(getattr(trunk, "_supports_attention_backend", False))
         and (window is None or window >= longest)
+        and kinds <= {"full_attention", "sliding_attention"}
         and not getattr(config, "attn_logit_softcapping", None)
+        and not any(hasattr(module, "sinks") for module in trunk.modules())
     )
 
 
@@ -313,8 +335,7 @@ def statistics_of_states(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """Return log-probability and entropy (nats, temperature 1) from the states that produced each token."""
     mask = conversations.mask.to(before.device)
-    wrapped: Any = model
-    head = (wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped).get_output_embeddings()
+    head = _plain(model).get_output_embeddings()
     config: Any = trunk_of(model).config.get_text_config()  # type: ignore[union-attr, operator]
     logprobs, entropy = token_statistics(
         before[mask],

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ def _open_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-    except (gzip.BadGzipFile, EOFError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path}: not a readable gzip file ({error}).") from None
 
 
@@ -153,8 +154,10 @@ def _prompt_and_answers(record: dict[str, Any], where: str) -> tuple[list[Messag
     chosen, rejected = record["chosen"], record["rejected"]
     prompt = as_messages(record["prompt"], where, "prompt") if record.get("prompt") is not None else []
     if isinstance(chosen, list) and isinstance(rejected, list):
-        whole_chosen = prompt + as_messages(chosen, where, "chosen")
-        whole_rejected = prompt + as_messages(rejected, where, "rejected")
+        whole_chosen, whole_rejected = (
+            answer if prompt and answer[: len(prompt)] == prompt else prompt + answer  # some sets repeat the prompt
+            for answer in (as_messages(chosen, where, "chosen"), as_messages(rejected, where, "rejected"))
+        )
         if not whole_chosen or not whole_rejected or whole_chosen[:-1] != whole_rejected[:-1]:
             return [], None, None
         return whole_chosen[:-1], whole_chosen[-1]["content"], whole_rejected[-1]["content"]
@@ -168,6 +171,20 @@ def _unusable(prompt: list[Message], chosen: Any, rejected: Any) -> str | None:
     if not all(isinstance(text, str) and text.strip() for text in (chosen, rejected)):
         return "empty answer"
     return IDENTICAL if chosen == rejected else None
+
+
+def _faults(marks: Any, rejected: str, where: str) -> tuple[Fault, ...]:
+    try:
+        faults = tuple(Fault(mark["start"], mark["end"], mark["kind"]) for mark in marks or ())
+        inside = all(0 <= fault.start < fault.end <= len(rejected) for fault in faults)
+    except (TypeError, KeyError):
+        inside = False
+    if not inside:
+        raise ValueError(
+            f"{where}: column 'faults' needs objects with start, end and kind, 0 <= start < end <= the "
+            f"{len(rejected)} characters of 'rejected'."
+        )
+    return faults
 
 
 def load_preferences(name_or_path: str, split: str = "train", *, keep_identical: bool = False) -> LoadedPairs:
@@ -190,7 +207,7 @@ def load_preferences(name_or_path: str, split: str = "train", *, keep_identical:
         if reason and not (keep_identical and reason == IDENTICAL):
             loaded.skipped[reason] += 1
             continue
-        faults = tuple(Fault(f["start"], f["end"], f["kind"]) for f in record.get("faults") or ())
+        faults = _faults(record.get("faults"), rejected, where)
         loaded.pairs.append(
             PreferencePair(prompt, chosen, rejected, str(record.get("id", rows)), record.get("subset") or "", faults)
         )

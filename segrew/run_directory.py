@@ -87,25 +87,35 @@ class RunDirectory:
             ValueError: the directory holds another run, or files that no run of segrew made.
         """
         run = cls(path)
-        if run.path.exists() and not run.path.is_dir():
-            raise ValueError(f"--output_dir {path} is a file; name a directory.")
-        used = run.path.is_dir() and any(run.path.iterdir())
-        made_by_segrew = (run.path / RUN_FILE).exists()
+        used = run.check(overwrite=overwrite, resume=resume)
         if used and not resume:
-            if not made_by_segrew:
-                raise ValueError(f"--output_dir {path} is not empty and holds no run; name a new directory.")
-            if not overwrite:
-                raise ValueError(
-                    f"--output_dir {path} already holds a run; name a new directory, resume it with "
-                    "--resume_from_checkpoint, or replace it with --overwrite_output_dir true."
-                )
             shutil.rmtree(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
-        if not (resume and made_by_segrew):
+        if not (used and resume):
             started = time.strftime("%Y-%m-%dT%H:%M:%S")
             record = {"command": command, "config": config, "versions": versions(), "started": started}
             run.write_json(RUN_FILE, record)
         return run
+
+    def check(self, *, overwrite: bool = False, resume: bool = False) -> bool:
+        """Return whether the directory holds a run, which the caller may then replace or continue.
+
+        Long work calls this before it begins, and `create` when it has something to write.
+
+        Raises:
+            ValueError: it may not, or the files there were made by no run of segrew.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"--output_dir {self.path} is a file; name a directory.")
+        used = self.path.is_dir() and any(self.path.iterdir())
+        if used and not (self.path / RUN_FILE).exists():
+            raise ValueError(f"--output_dir {self.path} is not empty and holds no run; name a new directory.")
+        if used and not (overwrite or resume):
+            raise ValueError(
+                f"--output_dir {self.path} already holds a run; name a new directory, resume it with "
+                "--resume_from_checkpoint, or replace it with --overwrite_output_dir true."
+            )
+        return used
 
     def write_json(self, name: str, content: Any) -> None:
         """Write `name` as JSON in one step."""

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from segrew.masking import full_precision
 
-ELEMENTS_PER_CHUNK = 2**25  # 128 MiB of float32 logits: wide enough for the matrix product, small beside it
+# A chunk holds at most 128 MiB of float32 logits. Narrower than 128 rows the matrix product slows down; wider than
+# 1/32 of the rows it does not get faster, only larger.
+MOST_ELEMENTS, FEWEST_ROWS, CHUNKS = 2**25, 128, 32
 
 
 class _Head(NamedTuple):
@@ -49,7 +51,7 @@ def token_statistics(
         if not knob > 0:
             raise ValueError(f"{name} {knob} must be positive")
     if chunk_size is None:
-        chunk_size = max(16, ELEMENTS_PER_CHUNK // len(lm_head_weight))
+        chunk_size = max(16, min(MOST_ELEMENTS // len(lm_head_weight), max(FEWEST_ROWS, len(hidden) // CHUNKS)))
     head = _Head(temperature, entropy_temperature, softcap, logit_scale, chunk_size)
     head_learns = lm_head_weight.requires_grad or (bias is not None and bias.requires_grad)
     keeps_slope = torch.is_grad_enabled() and hidden.requires_grad and not head_learns

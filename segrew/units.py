@@ -1,11 +1,27 @@
 """The `Segmentation` record: which unit each response token belongs to."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
+
+
+class _once:
+    """A property computed once. (`functools.cached_property` takes a lock, which `torch.compile` cannot trace.)"""
+
+    def __init__(self, compute: Callable[["Segmentation"], Tensor]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: "Segmentation", _: type | None = None) -> Tensor:
+        value = self.compute(owner)
+        # A tensor of a graph or of inference mode must not outlive it.
+        if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            owner.__dict__[self.compute.__name__] = value
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,58 +48,58 @@ class Segmentation:
         assert self.bound is not None
         return self.bound
 
-    @property
+    @_once
     def mask(self) -> Bool[Tensor, "b t"]:
         """Real tokens."""
         return self.ids >= 0
 
-    @property
+    @_once
     def first(self) -> Bool[Tensor, "b t"]:
         """Tokens that open a unit."""
         return self.mask & (self.ids != pad(self.ids, (1, 0), value=-1)[:, :-1])
 
-    @property
+    @_once
     def last(self) -> Bool[Tensor, "b t"]:
         """Tokens that close a unit."""
         return self.mask & (self.ids != pad(self.ids, (0, 1), value=-1)[:, 1:])
 
-    @property
+    @_once
     def counts(self) -> Int64[Tensor, " b"]:
         """Units of each row."""
         return self.first.sum(1)
 
-    @property
+    @_once
     def unit_mask(self) -> Bool[Tensor, "b s"]:
         """Real units."""
         return torch.arange(self.size, device=self.ids.device) < self.counts[:, None]
 
-    @property
+    @_once
     def lengths(self) -> Int64[Tensor, "b s"]:
         """Tokens of each unit."""
         return self._sum(self.mask)
 
-    @property
+    @_once
     def starts(self) -> Int64[Tensor, "b s"]:
         """Column of each unit's first token."""
         return self._sum(self.first * self._columns)
 
-    @property
+    @_once
     def ends(self) -> Int64[Tensor, "b s"]:
         """Column of each unit's last token."""
         return self._sum(self.last * self._columns)
 
-    @property
+    @_once
     def locations(self) -> Float[Tensor, "b s"]:
         """Relative place of each unit in its response, (k + 1) / count."""
         order = torch.arange(1, self.size + 1, device=self.ids.device)
         return (order / self.counts.clamp(min=1)[:, None]).masked_fill(~self.unit_mask, 0.0)
 
-    @property
+    @_once
     def positions(self) -> Int64[Tensor, "b t"]:
         """Place of each token in its unit, from 0."""
         return (self._columns - self._of_token(self.starts)).masked_fill(~self.mask, 0)
 
-    @property
+    @_once
     def unit_lengths(self) -> Int64[Tensor, "b t"]:
         """Length of each token's unit."""
         return self._of_token(self.lengths)
@@ -96,7 +112,7 @@ class Segmentation:
         """Move to a device."""
         return Segmentation(self.ids.to(device), bound=self.bound)
 
-    @property
+    @_once
     def _columns(self) -> Int64[Tensor, "1 t"]:
         return torch.arange(self.ids.shape[1], device=self.ids.device)[None]
 
@@ -127,15 +143,39 @@ def _check_ids(ids: Tensor) -> None:
             )
 
 
-def partition(opens: Tensor, mask: Tensor, bound: int | None = None) -> Segmentation:
-    """Number the units; `bound` limits their count where counting would wait for the device."""
-    index = response_index(mask)
-    ids = torch.where(mask, ((opens & mask) | (mask & (index == 0))).cumsum(1) - 1, -1)
+def partition(opens: Bool[Tensor, "b t"], mask: Bool[Tensor, "b t"], bound: int | None = None) -> Segmentation:
+    """Number the units that begin at `opens` and at each response's first token.
+
+    `bound` limits their number where counting would wait for the device; None stands for one unit per token.
+    """
+    begins = mask & ~pad(mask, (1, 0))[:, :-1]
+    ids = ((opens | begins) & mask).cumsum(1).sub_(1).masked_fill_(~mask, -1)
     if mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        return Segmentation(ids)
-    return Segmentation(ids, bound=max(1, mask.shape[1] if bound is None else bound))
+        _refuse(begins.sum(1) > 1, "has a hole in its mask")
+        bound = int(ids.max()) + 1 if ids.numel() else 1
+    elif bound is None:
+        bound = mask.shape[1]
+    return Segmentation(ids, bound=max(1, bound))
 
 
 def response_index(mask: Bool[Tensor, "b t"]) -> Int64[Tensor, "b t"]:
     """Place of each token in its response, from 0."""
     return mask.cumsum(1) - 1
+
+
+def _check_ids(ids: Tensor) -> None:
+    real = ids >= 0
+    begins = real & ~pad(real, (1, 0))[:, :-1]
+    both, step = real[:, :-1] & real[:, 1:], ids.diff()
+    _refuse(begins.sum(1) > 1, "has a hole in its mask")
+    _refuse((begins & (ids != 0)).any(1), "does not begin with unit 0")
+    _refuse((both & (step != 0) & (step != 1)).any(1), "has units out of order")
+    _refuse((ids < -1).any(1), "has an id below -1")
+
+
+def _refuse(rows: Bool[Tensor, " b"], fault: str) -> None:
+    if rows.any():
+        raise ValueError(
+            f"segmentation row {int(rows.nonzero()[0])} {fault}: a response is one run of real tokens whose units "
+            "count up from 0, and -1 everywhere else"
+        )

@@ -66,17 +66,18 @@ def test_temperature_must_be_positive(temperature):
         Sampling(temperature=temperature)
 
 
-def test_the_models_own_generation_settings_are_hidden_and_restored(model, chat):
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_the_models_own_generation_settings_are_hidden_and_restored(model, chat, temperature):
     """B26 d: the fixture's config asks for top_k 3, a repetition penalty and at least 4 tokens."""
     assert (model.generation_config.top_k, model.generation_config.min_new_tokens) == (3, 4)
     before = model.generation_config.to_dict()
     prompt = chat.prompt_ids([{"role": "user", "content": "Say hi."}])
-    sampling = Sampling(max_new_tokens=4, batch_size=500)
+    sampling = Sampling(max_new_tokens=4, batch_size=500, temperature=temperature)
     answers = sample_answers(model, chat, [prompt] * 500, sampling, generator())
     firsts = torch.tensor([row[0] for row in answers.conversations.responses])
-    assert len(firsts.unique()) > 50
+    assert len(firsts.unique()) > 20
     with torch.no_grad():
-        expected = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+        expected = (model(torch.tensor([prompt])).logits[0, -1] / temperature).softmax(-1)
     counts = torch.bincount(firsts, minlength=259)
     top = expected.topk(3).indices
     spread = (500 * expected[top] * (1 - expected[top])).sqrt()

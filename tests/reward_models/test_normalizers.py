@@ -205,6 +205,13 @@ def test_bins_partition_the_rewards_in_order_of_location(lengths):
     assert (counts >= min(2, len(places))).all()
 
 
+def test_a_common_location_is_not_mixed_with_rare_neighbours():
+    places = np.concatenate([np.full(400, 0.5), [0.97, 0.98, 0.99], np.full(400, 1.0), units([9] * 40)])
+    bins, counts = bin_locations(places)
+    assert set(bins[places == 1.0]) == {bins.max()} and counts[bins.max()] == 440
+    assert len(set(bins[(places > 0.9) & (places < 1)])) == 1
+
+
 def test_a_spread_that_would_turn_negative_inside_the_fit_is_reported_and_guarded():
     w_mu, w_sigma, b_mu, b_sigma = LLAMA3_SFT_TOKEN
     places = np.arange(1, 1025) / 1024
@@ -385,6 +392,18 @@ def test_another_segmentation_rule_is_refused():
         normalizer.require("bbbb", rule="entropy>1.75", source="runs/rm/normalizer.json")
     with pytest.raises(ValueError, match="unknown rule"):
         published(PHI).require("bbbb", rule="entropy>1.75")
+
+
+def test_a_last_unit_that_follows_another_law_is_reported():
+    rewards, places = noisy_rewards(responses=400)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        normalizer = LocationNormalizer().fit(rewards, places)
+    assert abs(normalizer.end_offset) < 0.3
+    shifted = torch.where(places == 1, rewards - 9.0, rewards)  # 9 / 2.83: about three standard deviations
+    with pytest.warns(UserWarning, match=r"-3\.\d standard deviations.*read_position content"):
+        LocationNormalizer().fit(shifted, places)
+    assert published(PHI).end_offset is None
 
 
 def test_merging_rare_locations_does_not_inflate_the_spread():

@@ -55,6 +55,10 @@ def test_a_fault_is_ranked_by_the_segment_that_holds_most_of_it():
     ]
 
 
+def test_an_answer_of_one_segment_has_no_rank():
+    assert answer_view(row("abcdef", [], [0.0], [(0, 3, "rude")]), UNIT).verdicts == ["rude: the answer is one segment"]
+
+
 def test_overlapping_faults_are_both_named():
     view = answer_view(row("abcdef", [], [0.0], [(0, 4, "rude"), (2, 6, "wrong")]), UNIT)
     assert [(p.text, p.fault) for p in view.spans[0].pieces] == [("ab", "rude"), ("cd", "rude, wrong"), ("ef", "wrong")]
