@@ -110,7 +110,10 @@ def _model(config: DemoConfig, directory: Path, console: Console) -> str:
 
 
 def _train(model: str, output_dir: str, seed: int, console: Console) -> None:
-    settings = RewardModelConfig(model_name_or_path=model, tune="head", target_length=4.0)
+    # A head on a frozen trunk reads a stop token unlike any other token, so the last unit is read before it.
+    settings = RewardModelConfig(
+        model_name_or_path=model, tune="head", target_length=4.0, read_position="content", max_length=512
+    )
     arguments = RewardTrainingArguments(output_dir=output_dir, seed=seed)
     train_reward_model(settings, arguments, console)
 

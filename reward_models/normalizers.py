@@ -198,8 +198,8 @@ class LocationNormalizer:
         if self.end_offset is not None and abs(self.end_offset) > 1:
             warnings.warn(
                 f"the last unit of a response has a mean reward {self.end_offset:+.1f} standard deviations from the "
-                "fit: read at the stop token, it follows another law than the units before it, so PPO would be "
-                "paid that much for ending. `--read_position content` reads it one token earlier",
+                "fit: it follows another law than the units before it, so PPO is paid that much for ending. Where it "
+                "is read at the stop token, `train-rm --read_position content` reads it one token earlier",
                 stacklevel=3,
             )
 

@@ -28,6 +28,7 @@ def _usage() -> str:
 def _quiet_libraries() -> None:
     """Keep progress bars of loading and notices meant for library authors off the terminal."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     if "transformers" in sys.modules:
         sys.modules["transformers"].utils.logging.disable_progress_bar()
 
