@@ -27,10 +27,6 @@ class CalibrationConfig:
     per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
     seed: int = arg(42, help="Of the draw.")
 
-    def __post_init__(self) -> None:
-        if self.max_pairs < 1 or self.per_device_eval_batch_size < 1:
-            raise ValueError("--max_pairs and --per_device_eval_batch_size must be at least 1.")
-
 
 def calibrate(config: CalibrationConfig, console: Console | None = None) -> LocationNormalizer:
     """Fit Mean(p) and Std(p), write `normalizer.json` and a picture of the fit beside it (2501.02790).

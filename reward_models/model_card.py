@@ -35,9 +35,13 @@ token; the text must end there. The segment rewards need segrew, which reads `se
 
 
 def write_model_card(
-    directory: Path, card: RewardModelCard, evaluation: dict[str, Any], *, dataset: str, pairs: int
+    directory: Path, card: RewardModelCard, evaluation: dict[str, Any], *, dataset: str, pairs: int, pad_token_id: int
 ) -> None:
-    """Write README.md with the run's own numbers."""
+    """Write README.md with the run's own numbers.
+
+    Args:
+        pad_token_id: of the saved tokenizer; the reader of an adapter must name it, for the base may pad otherwise.
+    """
     accuracy = "It was not evaluated on held-out pairs."
     if evaluation:
         low, high = evaluation["ci95"]
@@ -54,6 +58,6 @@ def write_model_card(
         aggregator=card.aggregator,
         accuracy=accuracy,
         name=directory.name,
-        options=", num_labels=1" if adapter else "",
+        options=f", num_labels=1, pad_token_id={pad_token_id}" if adapter else "",
     )
     (directory / "README.md").write_text(text, encoding="utf-8")

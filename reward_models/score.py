@@ -9,7 +9,15 @@ from rich.text import Text
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
-from segrew.preferences import EMBEDDED_PAIRS, Fault, PreferencePair, as_messages, everyday_pairs, records_of
+from segrew.preferences import (
+    EMBEDDED_PAIRS,
+    Fault,
+    PreferencePair,
+    as_messages,
+    everyday_pairs,
+    load_preferences,
+    records_of,
+)
 from segrew.run_directory import RunDirectory, write_jsonl
 
 
@@ -43,15 +51,14 @@ def load_answers(name_or_path: str, split: str) -> list[Answer]:
         return answers_of_pairs(everyday_pairs(split))
     answers = []
     for number, (where, row) in enumerate(records_of(name_or_path, split), 1):
-        sides = [side for side in ("response", "completion", "chosen", "rejected") if isinstance(row.get(side), str)]
-        if "prompt" not in row or not sides:
+        if number == 1 and {"chosen", "rejected"} <= set(row):
+            return answers_of_pairs(load_preferences(name_or_path, split, keep_identical=True).pairs)
+        response = row.get("response", row.get("completion"))
+        if "prompt" not in row or not isinstance(response, str):
             raise ValueError(
                 f"{where}: needs 'prompt' and 'response' (or 'chosen' and 'rejected'); found {', '.join(sorted(row))}."
             )
-        prompt = as_messages(row["prompt"], where, "prompt")
-        for side in sides:
-            label = side if side in ("chosen", "rejected") else ""
-            answers.append(Answer(str(row.get("id", number)), prompt, row[side], label))
+        answers.append(Answer(str(row.get("id", number)), as_messages(row["prompt"], where, "prompt"), response))
     return answers
 
 
@@ -100,10 +107,12 @@ def _score(config: ScoreConfig) -> tuple[list[Answer], list[ScoredResponse]]:
 def main(argv: list[str]) -> None:
     """Run `segrew score`."""
     config, output = parse("score", (ScoreConfig, ScoreOutput), argv)
+    run = RunDirectory(output.output_dir)
+    run.check(overwrite=output.overwrite_output_dir)
+    answers, scored = _score(config)
     run = RunDirectory.create(
         output.output_dir, command="score", config=to_dict(config, output), overwrite=output.overwrite_output_dir
     )
-    answers, scored = _score(config)
     records = [score_record(answer, result) for answer, result in zip(answers, scored, strict=True)]
     write_jsonl(run.path / "scores.jsonl", records)
     mean = sum(result.score for result in scored) / len(scored)

@@ -174,12 +174,12 @@ class SegmentRewardModel:
         """Write a directory that plain `AutoModelForSequenceClassification` loads.
 
         Args:
-            merge: fold LoRA weights into the base; otherwise write the adapter with its head.
+            merge: fold LoRA weights into the base, in memory too; otherwise write the adapter with its head.
         """
         directory = Path(directory)
         model: Any = self.model
         if hasattr(model, "peft_config") and merge:
-            model = model.merge_and_unload()
+            self.model = model = model.merge_and_unload()
         pad_id = unused_pad_id(self.chat.tokenizer, self.chat.stop_ids)
         model.config.pad_token_id = pad_id
         model.config.num_labels = 1
@@ -287,10 +287,12 @@ class SegmentRewardModel:
             description: label of the progress bar; empty for none.
 
         Raises:
-            ValueError: the two lists differ in length.
+            ValueError: the two lists differ in length, or the normalizer was fitted for another rule.
         """
         if len(prompts) != len(responses):
             raise ValueError(f"{len(prompts)} prompts for {len(responses)} responses; give one each.")
+        if self.normalizer is not None:
+            self.normalizer.require(self.fingerprint, rule=self.segmentation.label, source=NORMALIZER_FILE)
         rows = [self.encode(p, r) for p, r in zip(prompts, responses, strict=True)]
         ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
         conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
@@ -343,13 +345,3 @@ class SegmentRewardModel:
             ]
             records.append(ScoredResponse(scores[b], segments))
         return records
-
-
-def new_classifier(base_model: str, seed: int) -> nn.Module:
-    """Return a reward model on a base model's trunk with a new head, w ~ N(0, 1/(d + 1)) as standard deviation.
-
-    A base that already is a reward model keeps its head.
-    """
-    torch.manual_seed(seed)
-    model: Any = load_classifier(Path(base_model), new_head=True, dtype=torch.float32)
-    return model

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Int64
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from reward_models.checkpoints import load_classifier
 from reward_models.frozen_trunk import fit_head, scores_of
 from reward_models.losses import preference_loss
 from reward_models.model_card import write_model_card
 from reward_models.pairs import SegmentedPairs, conversations_of, segment_pairs, unit_states
-from reward_models.segment_reward_model import RewardModelCard, SegmentRewardModel, read_rewards
+from reward_models.segment_reward_model import CARD_FILE, RewardModelCard, SegmentRewardModel, read_rewards
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
@@ -72,6 +72,8 @@ class RewardModelConfig:
             raise ValueError(f"--max_length {self.max_length}: no room for an answer; use at least 8.")
         if self.head_penalty < 0:
             raise ValueError(f"--head_penalty {self.head_penalty}: must not be negative.")
+        if self.lora_r < 1:
+            raise ValueError(f"--lora_r {self.lora_r}: must be at least 1.")
 
     def segmentation(self) -> SegmentationConfig:
         """Return the rule; its threshold is resolved on the training pairs."""
@@ -170,9 +172,12 @@ class _KeepLog(TrainerCallback):
 
 
 def _turn_off_dropout(model: nn.Module) -> None:
+    module: Any
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
 
 
 def _with_lora(model: nn.Module, config: RewardModelConfig) -> nn.Module:
@@ -216,11 +221,26 @@ class _Prepared:
     test: SegmentedPairs | None
 
 
+def _segmenter_name(config: RewardModelConfig) -> str:
+    """Name the SFT model that cuts responses: the model to start from, or what that reward model was made of."""
+    start = Path(config.model_name_or_path)
+    if not (start / CARD_FILE).exists():
+        return config.model_name_or_path
+    card = RewardModelCard.load(start)
+    if config.tune == "head" and not card.trunk_is_segmenter:
+        raise ValueError(
+            f"--tune head reads the states of the frozen segmenter, and {start} has a trunk of its own; "
+            "use --tune lora or full, or start from a language model."
+        )
+    return card.base_model
+
+
 def _prepare(config: RewardModelConfig, args: TrainingArguments, console: Console) -> _Prepared:
     train_pairs, test_pairs = _load_pairs(config, console)
     tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template)
-    segmenter = load_causal_lm(config.model_name_or_path)
+    base_model = _segmenter_name(config)
+    segmenter = load_causal_lm(base_model)
     shared: dict[str, Any] = {
         "max_length": config.max_length,
         "batch_size": args.per_device_eval_batch_size,
@@ -240,7 +260,7 @@ def _prepare(config: RewardModelConfig, args: TrainingArguments, console: Consol
     )
     card = RewardModelCard(
         segmentation=train.rule,
-        base_model=config.model_name_or_path,
+        base_model=base_model,
         segmenter_fingerprint=model_fingerprint(segmenter),
         tokenizer_fingerprint=chat.fingerprint,
         read_position=config.read_position,
@@ -283,7 +303,7 @@ def _train_with_trainer(
         callbacks=[_KeepLog(run)],
     )
     checkpoint = args.resume_from_checkpoint
-    if isinstance(checkpoint, str) and checkpoint.lower() in ("true", "last"):
+    if isinstance(checkpoint, str) and checkpoint.lower() in ("true", "last", "latest"):
         checkpoint = True  # type: ignore[assignment]
     trainer.train(resume_from_checkpoint=checkpoint)
     return trainer.evaluate() if prepared.test is not None else {}
@@ -313,15 +333,12 @@ def train_reward_model(
     """
     console = console or Console()
     assert args.output_dir is not None
-    prepared = _prepare(config, args, console)
-    run = RunDirectory.create(
-        args.output_dir,
-        command="train-rm",
-        config=to_dict(config, args),
-        overwrite=config.overwrite_output_dir,
-        resume=bool(args.resume_from_checkpoint),
-    )
+    may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
+    RunDirectory(args.output_dir).check(**may)
+    set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
+    prepared = _prepare(config, args, console)
+    run = RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args), **may)
     model.to(next(prepared.segmenter.parameters()).device)
     _turn_off_dropout(model)
     if config.tune == "head":
@@ -334,7 +351,14 @@ def train_reward_model(
     reward_model = SegmentRewardModel(model.eval(), prepared.chat, prepared.card, segmenter=prepared.segmenter)
     reward_model.save_pretrained(run.path, merge=config.lora_merge)
     run.write_json("evaluation.json", summary)
-    write_model_card(run.path, prepared.card, summary, dataset=config.dataset_name, pairs=len(prepared.train))
+    write_model_card(
+        run.path,
+        prepared.card,
+        summary,
+        dataset=config.dataset_name,
+        pairs=len(prepared.train),
+        pad_token_id=prepared.chat.tokenizer.pad_token_id,
+    )
     console.print(f"Reward model written to {run.path}; next: segrew calibrate --reward_model {run.path}")
     return reward_model
 

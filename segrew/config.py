@@ -74,14 +74,17 @@ def _split_config_flag(argv: list[str]) -> tuple[str | None, list[str]]:
     return None, argv
 
 
-def _check_finite(configs: tuple) -> None:
+def _check_numbers(configs: tuple) -> None:
     for config in configs:
         for field in dataclasses.fields(config):
             value = getattr(config, field.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"--{field.name} {value}: must be a finite number.")
-            if field.name.endswith("learning_rate") and isinstance(value, (int, float)) and value < 0:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if number and field.name.endswith("learning_rate") and value < 0:
                 raise ValueError(f"--{field.name} {value}: must not be negative.")
+            if number and field.name.endswith(("batch_size", "max_pairs", "max_rows")) and value < 1:
+                raise ValueError(f"--{field.name} {value}: must be at least 1.")
 
 
 def _without_nulls(flags: list[str], settings: dict[str, Any]) -> list[str]:
@@ -130,14 +133,14 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
             refuse(f"unknown setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "."))
     parser.set_defaults(**_turned_off(settings, classes))
     parsed = parser.parse_args_into_dataclasses(args=_as_flags(settings) + flags, look_for_args_file=False)
-    _check_finite(parsed)
+    _check_numbers(parsed)
     return tuple(parsed)
 
 
 def defaults_of(cls: type[T], **changes: Any) -> T:
     """Build a config in code with the same checks as on the command line."""
     config = cls(**changes)
-    _check_finite((config,))
+    _check_numbers((config,))
     return config
 
 

@@ -54,9 +54,9 @@ def load_causal_lm(
         ValueError: there is no model under that name.
     """
     device = device or best_device()
-    model: Any
+    loaded: Any
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             resolve_model(name_or_path),
             dtype=dtype or best_dtype(device),
             attn_implementation="sdpa",
@@ -64,6 +64,7 @@ def load_causal_lm(
         )
     except (OSError, KeyError) as error:
         raise ValueError(f"no language model at '{name_or_path}': {str(error).splitlines()[0]}") from None
+    model, info = loaded
     if info["missing_keys"]:
         raise ValueError(
             f"'{name_or_path}' is no whole language model: {', '.join(sorted(info['missing_keys']))} missing from the "
@@ -97,20 +98,15 @@ def trunk_of(model: nn.Module) -> nn.Module:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Short hash of the weights of a language model, in bfloat16: equal after loading in float32 or bfloat16.
-
-    Covers each tensor by the sums of its bits along both axes, which are whole numbers and so the same on
-    every device; any single changed weight changes them.
-    """
+    """Short hash of every weight of a language model, in bfloat16: equal after loading in float32 or bfloat16."""
     weights = dict(trunk_of(model).named_parameters())
     lm_head = _plain(model).get_output_embeddings()
-    if lm_head is not None:
+    if lm_head is not None and all(lm_head.weight is not weight for weight in weights.values()):
         weights["lm_head"] = lm_head.weight
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
-        bits = weight.detach().bfloat16().view(torch.int16).reshape(-1, weight.shape[-1])
-        sums = torch.cat([bits.sum(0), bits.sum(1)]).cpu()
-        digest.update(f"{name}{tuple(weight.shape)}".encode() + sums.numpy().tobytes())
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(weight.detach().bfloat16().contiguous().view(torch.int16).cpu().numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -51,6 +51,7 @@ def main(argv: list[str]) -> None:
     )
     pairs = load_preferences(config.dataset_name, config.dataset_split).pairs[: config.max_pairs]
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    model = load_causal_lm(config.model_name_or_path)
     run = RunDirectory.create(
         config.output_dir, command="segment", config=to_dict(config), overwrite=config.overwrite_output_dir
     )
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
     responses = [chat.response_ids(text) for text in texts]
     conversations = Conversations(prompts, responses, torch.ones(len(texts), dtype=torch.bool))
     features = response_features(
-        load_causal_lm(config.model_name_or_path),
+        model,
         conversations,
         batch_size=config.per_device_eval_batch_size,
         description="Reading entropies",

@@ -43,8 +43,8 @@ class ResponseFeatures:
     states: Float[Tensor, "n d"] | None
 
 
-def _cache_file(model: nn.Module, conversations: Conversations, with_states: bool) -> Path:
-    digest = hashlib.sha256(f"features 1 {model_fingerprint(model)} {with_states}".encode())
+def _cache_file(identity: str, conversations: Conversations, with_states: bool) -> Path:
+    digest = hashlib.sha256(f"features 2 {identity} {with_states}".encode())
     for prompt, response in zip(conversations.prompts, conversations.responses, strict=True):
         digest.update(repr((prompt, response)).encode())
     return cache_directory() / "features" / f"{digest.hexdigest()[:32]}.safetensors"
@@ -76,14 +76,15 @@ def _compute(
 
 def _chunk(
     model: nn.Module,
+    identity: str,
     conversations: Conversations,
     batch_size: int,
     with_states: bool,
     store: bool,
     advance: Callable[[int], None],
 ) -> dict[str, Tensor]:
-    path = _cache_file(model, conversations, with_states)
-    for kept in (path, _cache_file(model, conversations, True)):  # a pass that kept states kept the rest too
+    path = _cache_file(identity, conversations, with_states)
+    for kept in (path, _cache_file(identity, conversations, True)):  # a pass that kept states kept the rest too
         if kept.exists():
             advance(len(conversations))
             with safe_open(kept, "pt") as file:
@@ -109,7 +110,7 @@ def response_features(
     """Run a frozen causal model over responses once and keep the outcome in segrew's cache.
 
     Chunks of rows are kept one by one, so an interrupted pass goes on where it stopped. The key of a chunk covers
-    the model's weights and every token id, so a stale entry is never read.
+    the model's weights and dtype and every token id, so a stale entry is never read.
 
     Args:
         with_states: also keep the hidden state after each token, in the model's dtype.
@@ -117,12 +118,14 @@ def response_features(
         description: label of the progress bar; empty for none.
     """
     parts = []
+    identity = f"{model_fingerprint(model)} {next(model.parameters()).dtype}"
     with Progress(disable=not description) as progress:
         bar = progress.add_task(description, total=len(conversations))
         for start in range(0, len(conversations), CHUNK_ROWS):
             rows = list(range(start, min(start + CHUNK_ROWS, len(conversations))))
             advance = partial(progress.advance, bar)
-            parts.append(_chunk(model, conversations.select(rows), batch_size, with_states, store, advance))
+            part = conversations.select(rows)
+            parts.append(_chunk(model, identity, part, batch_size, with_states, store, advance))
     mask = conversations.mask
     empty = torch.zeros(mask.shape)
     return ResponseFeatures(
