@@ -58,11 +58,11 @@ class Run:
 
 
 def open_run(config: PPOConfig) -> tuple[Run, int]:
-    """Claim the directory, load everything, and return the run with the number of steps already done.
+    """Check and load everything, claim the directory, and return the run with the number of steps already done.
 
-    Whatever can be refused is refused before a model is loaded, and nothing is overwritten by then.
+    What can be refused is refused first: by then nothing has been written or replaced.
     """
-    accelerator = _accelerator(config)
+    accelerator, console = _accelerator(config), Console(stderr=True)
     if config.rollout_batch_size % accelerator.num_processes:
         raise ValueError(
             f"--rollout_batch_size {config.rollout_batch_size}: does not divide over {accelerator.num_processes} "
@@ -70,39 +70,40 @@ def open_run(config: PPOConfig) -> tuple[Run, int]:
         )
     RewardModelCard.load(Path(config.reward_model_path))
     checkpoint = find_checkpoint(config)
+    directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
+    if accelerator.is_main_process:
+        directory.check(**claim)
     prompts = load_prompts(config.dataset_name, config.dataset_train_split)
     eval_prompts = load_prompts(config.eval_dataset, config.dataset_test_split) if config.eval_dataset else []
-    estimate = estimate_memory(config)
-    directory = RunDirectory(config.output_dir)
-    console = Console(stderr=True)
     if accelerator.is_main_process:
-        directory = RunDirectory.create(
-            config.output_dir,
-            command="ppo",
-            config=to_dict(config),
-            overwrite=config.overwrite_output_dir and checkpoint is None,
-            resume=checkpoint is not None,
-        )
-        print_memory(estimate, console)
-    accelerator.wait_for_everyone()
-    accelerator.init_trackers("segrew", config={})
+        print_memory(estimate_memory(config), console)
     roles = load_roles(config, accelerator.device, checkpoint)
     axes = Axes.from_config(config, roles.reward_model)
     kept, ids = _tokenize(prompts, roles.chat, config.max_prompt_length)
     if accelerator.is_main_process:
+        RunDirectory.create(config.output_dir, command="ppo", config=to_dict(config), **claim)
         _announce(directory, config, roles, axes, len(prompts) - len(kept), len(kept), console)
+    accelerator.wait_for_everyone()
+    accelerator.init_trackers("segrew", config={})
     optimizer, scheduler = _optimizer(roles, config)
     policy, critic, prepared = accelerator.prepare(roles.policy, roles.critic, optimizer)
-    done = 0
-    if checkpoint is not None:
-        done = load_checkpoint(checkpoint, roles.critic, optimizer, scheduler)
-        if accelerator.is_main_process:
-            forget_later_steps(directory.path, done)
     run = Run(
         config, directory, accelerator, roles, axes, policy, critic, prepared, scheduler, kept, ids,
         eval_prompts[: config.eval_samples],
     )  # fmt: skip
-    return run, done
+    return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
+
+
+def _claim(config: PPOConfig, checkpoint: Path | None) -> dict[str, bool]:
+    resume = checkpoint is not None
+    return {"overwrite": config.overwrite_output_dir and not resume, "resume": resume}
+
+
+def _continue(run: Run, checkpoint: Path, optimizer: torch.optim.Optimizer) -> int:
+    done = load_checkpoint(checkpoint, run.roles.critic, optimizer, run.scheduler)
+    if run.accelerator.is_main_process:
+        forget_later_steps(run.directory.path, done)
+    return done
 
 
 def _accelerator(config: PPOConfig) -> Accelerator:

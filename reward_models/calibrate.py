@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from reward_models.normalizers import LocationNormalizer
-from reward_models.pairs import segment_pairs, unit_rewards_of
+from reward_models.pairs import segment_pairs, segmenter_for, unit_rewards_of
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
@@ -43,7 +43,7 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
         pairs,
         reward_model.chat,
         reward_model.segmentation,
-        reward_model.segmenter(),
+        segmenter_for(reward_model),
         max_length=reward_model.card.max_length,
         batch_size=config.per_device_eval_batch_size,
         with_states=reward_model.card.trunk_is_segmenter,

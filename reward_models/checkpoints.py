@@ -40,7 +40,7 @@ def load_classifier(
         ValueError: no model there, an encoder, or a checkpoint whose head is missing.
     """
     path = resolve_model(str(name_or_path))
-    options: dict[str, Any] = {"num_labels": 1, "dtype": dtype, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"num_labels": 1, "dtype": dtype}
     adapter = (Path(path) / ADAPTER_FILE).is_file()
     model: Any
     try:

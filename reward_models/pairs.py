@@ -131,6 +131,12 @@ def unit_states(data: SegmentedPairs, read_position: Any = "end") -> tuple[Float
     return data.features.states[(first + columns)[unit_mask]], unit_mask
 
 
+def segmenter_for(reward_model: SegmentRewardModel) -> nn.Module | None:
+    """Return the frozen model where its entropies cut responses or its states are what is read."""
+    needed = reward_model.segmentation.needs_model or reward_model.card.trunk_is_segmenter
+    return reward_model.segmenter() if needed else None
+
+
 @dataclass(frozen=True)
 class ScoredPair:
     """Scores of one pair with the units of both answers."""
@@ -151,7 +157,7 @@ def score_pairs(
             chunk,
             reward_model.chat,
             reward_model.segmentation,
-            reward_model.segmenter() if reward_model.segmentation.needs_model else None,
+            segmenter_for(reward_model),
             max_length=reward_model.card.max_length,
             batch_size=batch_size,
             with_states=reward_model.card.trunk_is_segmenter,

@@ -66,6 +66,7 @@ class RewardModelConfig:
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
+        self.segmentation()  # refuses its own bad values
         if self.temperature <= 0:
             raise ValueError(f"--temperature {self.temperature}: must be positive.")
         if self.max_length < 8:
@@ -95,7 +96,7 @@ class RewardTrainingArguments(TrainingArguments):
     num_train_epochs: float = arg(1.0, help="Passes over the training pairs.")
     lr_scheduler_type: str = arg("cosine", help="Schedule of the learning rate.")
     warmup_steps: float = arg(0.03, help="Warm-up: steps, or a share of them below 1.")
-    logging_steps: float = arg(10, help="Log every so many updates.")
+    logging_steps: float = arg(10.0, help="Log every so many updates.")
     bf16: bool = field(
         default_factory=lambda: (
             best_dtype(torch.accelerator.current_accelerator() or torch.device("cpu")) == torch.bfloat16
@@ -235,8 +236,10 @@ def _segmenter_name(config: RewardModelConfig) -> str:
     return card.base_model
 
 
-def _prepare(config: RewardModelConfig, args: TrainingArguments, console: Console) -> _Prepared:
-    train_pairs, test_pairs = _load_pairs(config, console)
+def _prepare(
+    config: RewardModelConfig, args: TrainingArguments, pairs: tuple[list, list], console: Console
+) -> _Prepared:
+    train_pairs, test_pairs = pairs
     tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template)
     base_model = _segmenter_name(config)
@@ -335,9 +338,10 @@ def train_reward_model(
     assert args.output_dir is not None
     may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     RunDirectory(args.output_dir).check(**may)
+    pairs = _load_pairs(config, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
-    prepared = _prepare(config, args, console)
+    prepared = _prepare(config, args, pairs, console)
     run = RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args), **may)
     model.to(next(prepared.segmenter.parameters()).device)
     _turn_off_dropout(model)

@@ -51,10 +51,10 @@ def main(argv: list[str] | None = None) -> int:
         command = getattr(import_module(module), function)
         _quiet_libraries()
         command(argv[1:])
-    except (ValueError, FileNotFoundError, FileExistsError, PermissionError) as error:
+    except (ValueError, OSError) as error:
         if os.environ.get("SEGREW_TRACEBACK"):
             raise
-        print(f"segrew {argv[0]}: error: {error}", file=sys.stderr)
+        print(f"segrew {argv[0]}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nsegrew {argv[0]}: interrupted.", file=sys.stderr)

@@ -49,7 +49,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"--config {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ValueError(f"--config {path}: expected `name: value` lines, found {type(content).__name__}.")
-    return content
+    return {str(name): value for name, value in content.items()}
 
 
 def _as_flags(settings: dict[str, Any]) -> list[str]:
@@ -83,7 +83,7 @@ def _check_numbers(configs: tuple) -> None:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if number and field.name.endswith("learning_rate") and value < 0:
                 raise ValueError(f"--{field.name} {value}: must not be negative.")
-            if number and field.name.endswith(("batch_size", "max_pairs", "max_rows")) and value < 1:
+            if number and field.name.endswith(("batch_size", "max_pairs", "max_rows", "max_per_subset")) and value < 1:
                 raise ValueError(f"--{field.name} {value}: must be at least 1.")
 
 

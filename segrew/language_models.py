@@ -59,7 +59,6 @@ def load_causal_lm(
         loaded = AutoModelForCausalLM.from_pretrained(
             resolve_model(name_or_path),
             dtype=dtype or best_dtype(device),
-            attn_implementation="sdpa",
             output_loading_info=True,
         )
     except (OSError, KeyError) as error:

@@ -55,7 +55,7 @@ def write_jsonl(path: Path, rows: list[dict]) -> None:
 def read_jsonl(path: str | Path) -> list[dict]:
     """Read the JSON lines that a run wrote; an unfinished last line, left by a kill, is passed over."""
     rows = []
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")  # splitlines() cuts at U+2028 as well
     for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))

@@ -126,6 +126,7 @@ def test_micro_batch_size_changes_nothing(settings, tmp_path):
         torch.testing.assert_close(weight, large_weights[name], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_peft", [False, True])
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(settings, monkeypatch, tmp_path, prompts_file, use_peft):
     common = {
@@ -191,6 +192,7 @@ def test_the_critic_learns_and_leaves_reward_model_and_reference_alone(settings,
     assert all(torch.equal(w, before[n]) for n, w in load_file(reward_dirs["entropy"] / "model.safetensors").items())
 
 
+@pytest.mark.slow
 def test_dense_reward_moves_the_policy_towards_it(settings, monkeypatch):
     """A reward of 1 for each byte below 64 and −1 above: their share must grow."""
 
@@ -263,6 +265,22 @@ def test_an_output_directory_with_another_run_is_left_alone(settings):
     train_policy(settings(total_steps=1, overwrite_output_dir=True))
 
 
+def test_what_is_refused_leaves_no_trace(settings, tmp_path):
+    """A bad pairing of models is refused before the directory is claimed or the run in it replaced."""
+    with pytest.raises(ValueError, match="segrew calibrate"):
+        train_policy(settings(reward_rule="token"))
+    assert not (tmp_path / "run").exists()
+    path = train_policy(settings(total_steps=1))
+    with pytest.raises(ValueError, match="segrew calibrate"):
+        train_policy(settings(reward_rule="token", overwrite_output_dir=True))
+    assert len(lines(path, "metrics.jsonl")) == 1
+    with pytest.raises(ValueError, match="no reward-model directory"):
+        train_policy(settings(reward_model_path=str(tmp_path), overwrite_output_dir=True))
+    with pytest.raises(ValueError, match="no such file"):
+        train_policy(settings(dataset_name=str(tmp_path / "none.jsonl"), overwrite_output_dir=True))
+    assert len(lines(path, "metrics.jsonl")) == 1
+
+
 def test_flags_reach_the_run(settings, capsys):
     config = settings(total_steps=1)
     flags = [
@@ -277,8 +295,8 @@ def test_flags_reach_the_run(settings, capsys):
 
 @pytest.mark.slow
 def test_two_processes_share_a_batch(settings, tmp_path):
-    """Two CPU processes over gloo: no hang, one log, KL zero at first, and a resume that repeats the last step."""
-    config = settings(total_steps=2, save_steps=1, num_mini_batches=2, num_ppo_epochs=2)
+    """Two CPU processes over gloo: no hang, one log, KL zero at first, every evaluation prompt answered once."""
+    config = settings(save_steps=1, num_mini_batches=2, num_ppo_epochs=2)
     names = (
         "model_name_or_path", "reward_model_path", "dataset_name", "output_dir", "total_steps", "save_steps",
         "rollout_batch_size", "max_new_tokens", "max_prompt_length", "num_mini_batches", "num_ppo_epochs",
@@ -292,6 +310,3 @@ def test_two_processes_share_a_batch(settings, tmp_path):
     assert [row["step"] for row in first] == [1, 2]
     assert first[0]["kl/k2"] == 0.0 and all(math.isfinite(value) for row in first for value in row.values())
     assert len(lines(path, "evaluation.jsonl")[0]["scores"]) == 5
-    resume = ["--resume_from_checkpoint", str(path / "checkpoint-1"), "--eval_dataset", config.dataset_name]
-    subprocess.run([*launch, *flags, *resume], check=True, timeout=120)
-    assert repeatable(lines(path, "metrics.jsonl")) == repeatable(first)

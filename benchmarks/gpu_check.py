@@ -1,0 +1,176 @@
+"""Every core function on the accelerator, in float32, beside float64 on the CPU: one command for whoever has a GPU.
+
+    python benchmarks/gpu_check.py
+
+Also runs the hot path with CUDA's synchronisation check on. Without an accelerator the same comparison runs on the CPU
+and says so. Exit status 1 if anything differs by more than its tolerance.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from policy.losses import kl_estimates, policy_loss, value_loss
+from policy.reward_shaping import spread_rewards
+from reward_models.losses import preference_loss
+from reward_models.normalizers import LocationNormalizer
+from segrew import segmentation as rules
+from segrew.advantages import generalized_advantages, leave_one_out, macro_advantages
+from segrew.aggregation import aggregate
+from segrew.macro_actions import spread_to_tokens, sum_by_unit, value_by_unit
+from segrew.masking import masked_mean, masked_whiten
+from segrew.token_statistics import token_statistics
+
+ROWS, WIDTH, VOCABULARY, HIDDEN = 32, 512, 4096, 128
+PHI = LocationNormalizer.from_parameters(0.7668, 0.2569, 0.4705, 2.8339)
+
+
+@dataclass
+class Inputs:
+    """One random batch, on one device in one precision."""
+
+    mask: Tensor
+    ended: Tensor
+    entropy: Tensor
+    logprobs: Tensor
+    old_logprobs: Tensor
+    rewards: Tensor
+    values: Tensor
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+
+    @classmethod
+    def draw(cls) -> "Inputs":
+        g = torch.Generator().manual_seed(0)
+        lengths = torch.randint(0, WIDTH + 1, (ROWS,), generator=g)
+        old = -3 * torch.rand(ROWS, WIDTH, generator=g, dtype=torch.float64)
+        return cls(
+            mask=torch.arange(WIDTH) < lengths[:, None],
+            ended=torch.rand(ROWS, generator=g) > 0.5,
+            entropy=4 * torch.rand(ROWS, WIDTH, generator=g, dtype=torch.float64).float().double(),
+            logprobs=(old + 0.1 * torch.randn(ROWS, WIDTH, generator=g, dtype=torch.float64)).float().double(),
+            old_logprobs=old.float().double(),
+            rewards=torch.randn(ROWS, WIDTH, generator=g).double(),
+            values=torch.randn(ROWS, WIDTH, generator=g).double(),
+            hidden=torch.randn(256, HIDDEN, generator=g).double(),
+            weight=(torch.randn(VOCABULARY, HIDDEN, generator=g) * HIDDEN**-0.5).double(),
+            targets=torch.randint(VOCABULARY, (256,), generator=g),
+        )
+
+    def to(self, device: torch.device) -> "Inputs":
+        moved = {name: value.to(device) for name, value in vars(self).items()}
+        return Inputs(**{name: v.float() if v.is_floating_point() else v for name, v in moved.items()})
+
+    def units(self) -> rules.Segmentation:
+        return rules.join_stop(rules.segment_by_entropy(self.entropy, self.mask, threshold=3.0), self.ended)
+
+    def unit_rewards(self) -> Tensor:
+        units = self.units()
+        return self.rewards.gather(1, units.ends).masked_fill(~units.unit_mask, 0.0)
+
+
+def _losses(x: Inputs, ratio: str) -> list[Tensor]:
+    units = x.units()
+    advantages, returns = macro_advantages(x.rewards, x.values, units, gamma=1.0, lambda_=0.95)
+    logprobs = x.logprobs.detach().requires_grad_()
+    loss, _ = policy_loss(logprobs, x.old_logprobs, advantages, units, ratio=ratio)  # type: ignore[arg-type]
+    value, _ = value_loss(x.values + 0.1, x.values, returns, x.mask, clip=0.2)
+    loss.backward()
+    assert logprobs.grad is not None
+    return [loss.detach(), value, logprobs.grad]
+
+
+def _statistics(x: Inputs) -> list[Tensor]:
+    hidden = x.hidden.detach().requires_grad_()
+    logprobs, entropy = token_statistics(hidden, x.weight, x.targets, temperature=0.8, softcap=30.0)
+    logprobs.sum().backward()
+    assert hidden.grad is not None
+    return [logprobs.detach(), entropy, hidden.grad]
+
+
+CHECKS: dict[str, Callable[[Inputs], list[Tensor]]] = {
+    "segment_by_entropy": lambda x: [x.units().ids],
+    "segment_by_ngram": lambda x: [rules.segment_by_ngram(x.mask, 5).ids],
+    "segment_by_perplexity": lambda x: [rules.segment_by_perplexity(x.logprobs, x.mask).ids],
+    "segment_by_token, by_response": lambda x: [
+        rules.segment_by_token(x.mask).ids,
+        rules.segment_by_response(x.mask).ids,
+    ],
+    "starts, ends, lengths, locations": lambda x: [
+        getattr(x.units(), name)[:, :50] for name in ("starts", "ends", "lengths", "locations")
+    ],
+    "sum_by_unit, spread_to_tokens": lambda x: [spread_to_tokens(sum_by_unit(x.rewards, x.units()), x.units())],
+    **{
+        f"value_by_unit {scheme}": lambda x, scheme=scheme: [
+            spread_to_tokens(value_by_unit(x.values, x.units(), scheme=scheme), x.units())
+        ]
+        for scheme in ("mean", "last", "decayed", "first")
+    },
+    **{
+        f"aggregate {kind}": lambda x, kind=kind: [aggregate(x.unit_rewards(), x.units().unit_mask, kind=kind)]
+        for kind in ("mean", "sum", "softmax", "softmin", "log_mean_exp", "softmax_weighted", "max", "min", "last")
+    },
+    "normalize, spread_rewards": lambda x: [
+        spread_rewards(PHI.transform(x.unit_rewards(), x.units().locations), x.units(), how="even")
+    ],
+    "generalized_advantages": lambda x: list(
+        generalized_advantages(x.rewards, x.values, x.mask, gamma=0.99, lambda_=0.95)
+    ),
+    "macro_advantages": lambda x: list(macro_advantages(x.rewards, x.values, x.units(), gamma=0.99, lambda_=0.95)),
+    "masked_mean, masked_whiten": lambda x: [masked_mean(x.rewards, x.mask), masked_whiten(x.rewards, x.mask)],
+    "leave_one_out": lambda x: [leave_one_out(x.rewards[:, 0], 4)],
+    "preference_loss": lambda x: [preference_loss(x.rewards[:, 0], x.rewards[:, 1])],
+    "kl_estimates": lambda x: list(kl_estimates(x.logprobs, x.old_logprobs)),
+    **{f"losses, {ratio} ratio": lambda x, ratio=ratio: _losses(x, ratio) for ratio in ("token", "joint", "geometric")},
+    "token_statistics and gradient": _statistics,
+}
+
+
+def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Largest absolute difference, relative where values exceed 1."""
+    worst = 0.0
+    for a, b in zip(found, expected, strict=True):
+        width = min(a.shape[-1], b.shape[-1]) if a.dim() else None
+        a, b = (x.detach().double().cpu()[..., :width] if width else x.detach().double().cpu() for x in (a, b))
+        worst = max(worst, float(((a - b).abs() / b.abs().clamp(min=1)).max()) if a.numel() else 0.0)
+    return worst
+
+
+def hot_path(x: Inputs) -> None:
+    """Everything between scored units and the losses."""
+    units = x.units()
+    rewards = spread_rewards(PHI.transform(x.unit_rewards(), units.locations), units, how="even")
+    advantages, returns = macro_advantages(rewards, x.values, units, gamma=1.0, lambda_=0.95)
+    policy_loss(x.logprobs, x.old_logprobs, masked_whiten(advantages, x.mask), units)
+    value_loss(x.values, x.values, returns, x.mask, clip=0.2)
+
+
+def main() -> int:
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    if device.type == "cpu":
+        print("No accelerator here: float32 on the CPU stands in for it, so this checks the checks.")
+    exact = Inputs.draw()
+    tested = exact.to(device)
+    failed = 0
+    for name, check in CHECKS.items():
+        gap = largest_difference(check(tested), check(exact))
+        failed += gap > 2e-4
+        print(f"{name:36} {gap:.1e} {'ok' if gap <= 2e-4 else 'DIFFERS'}")
+    if device.type == "cuda":
+        hot_path(tested)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            hot_path(tested)
+            print("no synchronisation between scored units and the losses: ok")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    print(f"{len(CHECKS) - failed} of {len(CHECKS)} agree on {device}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

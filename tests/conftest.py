@@ -1,0 +1,130 @@
+"""What tests of all floors share: a byte tokenizer, a tiny language model, a tiny reward model, and no network."""
+
+import inspect
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub's library is first imported
+
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from reward_models.segment_reward_model import SegmentRewardModel
+from reward_models.train import RewardModelConfig, RewardTrainingArguments, train_reward_model
+from segrew.config import parse
+from segrew.preferences import everyday_pairs
+from segrew.tiny_model import make_tiny_model
+
+torch.set_num_threads(1)
+# transformers' own defaults (eval_delay: float = 0) break its annotations, so this class goes unchecked.
+RewardTrainingArguments.__init__ = inspect.unwrap(RewardTrainingArguments.__init__)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory) -> Path:
+    """A cache of the session's own, so that no entry of an earlier run is read."""
+    path = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEGREW_CACHE", str(path))
+        yield path
+
+
+def byte_tokenizer(merges: tuple = (), *, adds_bos: bool = False, pad: str | None = "<pad>") -> PreTrainedTokenizerFast:
+    """<pad> 0, <s> 1, </s> 2, then the 256 byte symbols in sorted order, and a token for each merge."""
+    symbols = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token=pad)
+
+
+@pytest.fixture(scope="session")
+def build_byte_tokenizer() -> Callable:
+    return byte_tokenizer
+
+
+def scorer_config(**changes) -> LlamaConfig:
+    """A Llama of vocabulary 300 and width 16."""
+    settings = {
+        "vocab_size": 300,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "num_labels": 1,
+    }
+    return LlamaConfig(**settings | changes)
+
+
+@pytest.fixture(scope="session")
+def build_scorer_config() -> Callable:
+    return scorer_config
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory) -> Path:
+    """The tiny model with random weights, steep enough that its entropies differ."""
+    path = make_tiny_model(tmp_path_factory.mktemp("tiny"), steps=0)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    model.save_pretrained(path)
+    return path
+
+
+def write_pairs(path: Path, pairs) -> Path:
+    """Write preference pairs as a file of TRL's conversational prompt, plain answers and marked faults."""
+    rows = [
+        {"id": p.id, "prompt": p.prompt, "chosen": p.chosen, "rejected": p.rejected, "faults": [vars(f) for f in p.faults]}
+        for p in pairs
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def short_pairs():
+    """The sixteen embedded training pairs of the fewest characters."""
+    return sorted(everyday_pairs("train"), key=lambda pair: len(pair.chosen + pair.rejected))[:16]
+
+
+@pytest.fixture(scope="session")
+def pairs_file(tmp_path_factory, short_pairs) -> Path:
+    return write_pairs(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", short_pairs)
+
+
+@pytest.fixture(scope="session")
+def train(tiny_dir, pairs_file) -> Callable:
+    """Train a reward model on the tiny model and the short pairs; flags as on the command line."""
+
+    def run(output_dir: Path, **flags) -> SegmentRewardModel:
+        settings = {"model_name_or_path": tiny_dir, "dataset_name": pairs_file, "output_dir": output_dir}
+        settings |= {"disable_tqdm": True, "save_strategy": "no", "bf16": False} | flags
+        argv = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        config, args = parse("train-rm", (RewardModelConfig, RewardTrainingArguments), argv)
+        return train_reward_model(config, args, Console(file=io.StringIO()))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def head_dir(tmp_path_factory, train) -> Path:
+    """A reward model of rule entropy whose head was fitted on the frozen tiny trunk."""
+    path = tmp_path_factory.mktemp("head") / "run"
+    train(path, tune="head")
+    return path
