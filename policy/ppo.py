@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from jaxtyping import Float
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
@@ -169,4 +169,5 @@ def main(argv: list[str]) -> None:
     """Run `segrew ppo`."""
     (config,) = parse("ppo", (PPOConfig,), argv)
     path = train_policy(config)
-    Console(stderr=True).print(f"The policy is in {path}; `segrew report {path}` shows what it learned.")
+    if PartialState().is_main_process:
+        Console(stderr=True).print(f"The policy is in {path}; `segrew report {path}` shows what it learned.")

@@ -124,25 +124,6 @@ class Segmentation:
         return x.gather(1, self.ids.clamp(min=0)).masked_fill(~self.mask, 0)
 
 
-def _check_ids(ids: Tensor) -> None:
-    real = ids >= 0
-    before, after = ids[:, :-1], ids[:, 1:]
-    both = real[:, :-1] & real[:, 1:]
-    opened = real & ~pad(real, (1, 0))[:, :-1]
-    faults = {
-        "has a hole in its mask": opened.sum(1) > 1,
-        "does not begin with unit 0": (opened & (ids != 0)).any(1),
-        "has units out of order": (both & (after != before) & (after != before + 1)).any(1),
-        "has an id below -1": (ids < -1).any(1),
-    }
-    for fault, rows in faults.items():
-        if rows.any():
-            raise ValueError(
-                f"segmentation row {int(rows.nonzero()[0])} {fault}: a response is one run of real tokens "
-                "whose units count up from 0, and -1 everywhere else"
-            )
-
-
 def partition(opens: Bool[Tensor, "b t"], mask: Bool[Tensor, "b t"], bound: int | None = None) -> Segmentation:
     """Number the units that begin at `opens` and at each response's first token.
 

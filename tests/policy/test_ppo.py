@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -291,22 +289,3 @@ def test_flags_reach_the_run(settings, capsys):
     ]  # fmt: skip
     main(flags)
     assert len(lines(Path(config.output_dir), "metrics.jsonl")) == 1
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_batch(settings, tmp_path):
-    """Two CPU processes over gloo: no hang, one log, KL zero at first, every evaluation prompt answered once."""
-    config = settings(save_steps=1, num_mini_batches=2, num_ppo_epochs=2)
-    names = (
-        "model_name_or_path", "reward_model_path", "dataset_name", "output_dir", "total_steps", "save_steps",
-        "rollout_batch_size", "max_new_tokens", "max_prompt_length", "num_mini_batches", "num_ppo_epochs",
-    )  # fmt: skip
-    flags = [f"--{name}={getattr(config, name)}" for name in names]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    launch += ["-m", "segrew", "ppo"]
-    subprocess.run([*launch, *flags, "--eval_dataset", config.dataset_name], check=True, timeout=120)
-    path = Path(config.output_dir)
-    first = lines(path, "metrics.jsonl")
-    assert [row["step"] for row in first] == [1, 2]
-    assert first[0]["kl/k2"] == 0.0 and all(math.isfinite(value) for row in first for value in row.values())
-    assert len(lines(path, "evaluation.jsonl")[0]["scores"]) == 5

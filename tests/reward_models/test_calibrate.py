@@ -1,44 +1,91 @@
-"""`segrew calibrate` on a tiny reward model."""
+"""The normalizer of a reward model: fitted on its own unit rewards, tied to its rule, and refused elsewhere."""
 
-import json
 import shutil
 
 import pytest
+import torch
+from rich.console import Console
 
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.calibrate import CalibrationConfig, calibrate
-from segrew.preferences import load_preferences
+from segrew.cli import main
+from segrew.run_directory import read_json, write_json
 
 
-@pytest.fixture()
-def reward_dir(head_dir, tmp_path):
+@pytest.fixture
+def reward_dir(tmp_path, head_dir):
     return shutil.copytree(head_dir, tmp_path / "rm")
 
 
-def test_it_fits_the_rewards_that_scoring_gives(reward_dir, pairs_file, capsys):
-    calibrate(CalibrationConfig(reward_model=str(reward_dir), dataset_name=str(pairs_file)))
-    pairs = load_preferences(str(pairs_file)).pairs
+@pytest.fixture
+def fit(reward_dir, pairs_file):
+    def run(**options) -> tuple[LocationNormalizer, str]:
+        console = Console(width=200, record=True, quiet=False)
+        config = CalibrationConfig(reward_model=str(reward_dir), dataset_name=str(pairs_file), **options)
+        return calibrate(config, console), console.export_text()
+
+    return run
+
+
+def unit_readings(reward_dir, pairs) -> tuple[list[float], list[float]]:
+    """Reward and location of every unit of both answers, by scoring them one by one."""
     model = SegmentRewardModel.from_pretrained(reward_dir)
-    answers = [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
-    scored = model.score([prompt for prompt, _ in answers], [text for _, text in answers])
-    rewards = [segment.reward for response in scored for segment in response.segments]
-    locations = [segment.location for response in scored for segment in response.segments]
-    import numpy as np
-
-    expected = LocationNormalizer().fit(np.array(rewards), np.array(locations))
-    found = json.loads((reward_dir / "normalizer.json").read_text())
-    for name in ("w_mu", "w_sigma", "b_mu", "b_sigma"):
-        assert found[name] == pytest.approx(getattr(expected, name), abs=1e-3)
-    assert found["fingerprint"] == model.fingerprint
-    printed = capsys.readouterr().out
-    assert "R²" in printed and "residual" in printed and f"{len(rewards)} unit rewards" in printed
-    assert "<svg" in (reward_dir / "normalizer.svg").read_text()
+    model.normalizer = None
+    segments = [
+        s for p in pairs for text in (p.chosen, p.rejected) for s in model.score([p.prompt], [text])[0].segments
+    ]
+    return [s.reward for s in segments], [s.location for s in segments]
 
 
-def test_scoring_then_gives_normalized_rewards(reward_dir, pairs_file):
-    calibrate(CalibrationConfig(reward_model=str(reward_dir), dataset_name=str(pairs_file)))
+def test_the_fit_is_that_of_the_rewards_read_one_by_one(reward_dir, fit, short_pairs):
+    normalizer, said = fit()
+    rewards, locations = unit_readings(reward_dir, short_pairs)
+    expected = LocationNormalizer().fit(torch.tensor(rewards), torch.tensor(locations))
+    for name in ("w_mu", "b_mu", "w_sigma", "b_sigma"):
+        assert getattr(normalizer, name) == pytest.approx(getattr(expected, name), abs=1e-3, rel=1e-3)
+    assert sum(point.count for point in normalizer.bins) == len(rewards)
+    assert f"{len(rewards)} unit rewards of 24 responses" in said and "R²" in said and "residual" in said
+    assert (reward_dir / "normalizer.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_it_belongs_to_the_reward_model_and_is_applied_by_it(reward_dir, fit, short_pairs):
+    normalizer, _ = fit()
     model = SegmentRewardModel.from_pretrained(reward_dir)
-    (scored,) = model.score([[{"role": "user", "content": "Name a river."}]], ["The Loire flows to the west."])
-    for segment in scored.segments:
-        usual, spread = model.normalizer.mean(segment.location), model.normalizer.std(segment.location)
-        assert segment.normalized == pytest.approx((segment.reward - usual) / spread, abs=1e-4)
+    assert model.normalizer.fingerprint == model.fingerprint == normalizer.fingerprint
+    (record,) = model.score([short_pairs[0].prompt], [short_pairs[0].chosen])
+    for s in record.segments:
+        expected = (s.reward - normalizer.mean(s.location)) / normalizer.std(s.location)
+        assert s.normalized == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_of_another_rule_is_refused_until_calibrated_again(reward_dir, fit, pairs_file, tmp_path, capsys):
+    fit()
+    path = reward_dir / "normalizer.json"
+    write_json(path, read_json(path) | {"fingerprint": "0123", "rule": "entropy>9"})
+    argv = ["score", "--reward_model", str(reward_dir), "--dataset_name", str(pairs_file), "--max_rows", "2"]
+    capsys.readouterr()
+    assert main([*argv, "--output_dir", str(tmp_path / "a")]) == 2
+    error = capsys.readouterr().err
+    assert "was calibrated for segmentation entropy>9" in error and "segrew calibrate" in error
+    assert not (tmp_path / "a").exists()
+    fit()
+    assert main([*argv, "--output_dir", str(tmp_path / "b")]) == 0
+
+
+def test_a_damaged_normalizer_is_an_error(reward_dir):
+    (reward_dir / "normalizer.json").write_text('{"w_mu": 1}')
+    with pytest.raises(ValueError, match="lacks w_sigma, b_mu"):
+        SegmentRewardModel.from_pretrained(reward_dir)
+
+
+def test_fewer_pairs_are_drawn_by_the_seed(fit):
+    bins = [fit(max_pairs=5, seed=seed)[0].bins for seed in (1, 1, 2)]
+    assert bins[0] == bins[1] != bins[2]
+
+
+def test_what_cannot_be_calibrated_is_refused(tmp_path, pairs_file, head_dir, capsys):
+    assert main(["calibrate", "--reward_model", str(tmp_path), "--dataset_name", str(pairs_file)]) == 2
+    assert "is no reward-model directory" in capsys.readouterr().err
+    before = sorted(p.name for p in head_dir.iterdir())
+    assert main(["calibrate", "--reward_model", str(head_dir), "--dataset_name", str(tmp_path / "none.jsonl")]) == 2
+    assert "no such file" in capsys.readouterr().err and sorted(p.name for p in head_dir.iterdir()) == before

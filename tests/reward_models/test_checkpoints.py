@@ -62,7 +62,9 @@ def test_every_kind_loads_plainly_in_a_fresh_process_and_reads_at_the_stop_token
         expected[name] = [record.score for record in scored]
     assert expected["merged"] == pytest.approx(expected["adapter"], abs=1e-5)
     assert len({round(expected[name][0], 4) for name in ("full", "merged", "head")}) == 3
-    (tmp_path / "task.json").write_text(json.dumps({"paths": {k: str(v) for k, v in directories.items()}, "rows": rows}))
+    (tmp_path / "task.json").write_text(
+        json.dumps({"paths": {k: str(v) for k, v in directories.items()}, "rows": rows})
+    )
     done = subprocess.run(
         [sys.executable, "-c", READER, str(tmp_path / "task.json"), "123"], capture_output=True, text=True, check=True
     )
@@ -155,7 +157,7 @@ def test_an_encoder_is_refused_with_the_reason(tmp_path):
 
 def test_nothing_there_is_named(tmp_path):
     for look in (load_classifier, config_of):
-        with pytest.raises(ValueError, match="no model at .*none"):
+        with pytest.raises(ValueError, match=r"no model at .*none"):
             look(str(tmp_path / "none"))
 
 

@@ -1,45 +1,93 @@
-"""`segrew score` and `segrew show`."""
+"""`segrew score` and `segrew show`: answers in, segments with rewards out."""
 
 import json
 
 import pytest
 
-from reward_models.score import Answer, coloured, load_answers, main, show
+from reward_models import SegmentRewardModel
+from reward_models.score import Answer, coloured, load_answers
 from reward_models.segment_reward_model import ScoredResponse, Segment
+from segrew.cli import main
+from segrew.preferences import everyday_pairs
 from segrew.run_directory import read_jsonl
 
+USER = {"role": "user", "content": "hi"}
 
-def test_scores_jsonl_holds_each_answer_with_segments_that_rebuild_it(head_dir, pairs_file, tmp_path):
-    output = tmp_path / "scores"
-    main(["--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--output_dir", str(output)])
-    rows = read_jsonl(output / "scores.jsonl")
-    given = [json.loads(line) for line in pairs_file.read_text(encoding="utf-8").splitlines()]
-    assert [row["response"] for row in rows] == [row[side] for row in given for side in ("chosen", "rejected")]
+
+@pytest.fixture
+def load(tmp_path):
+    def run(*rows):
+        (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return load_answers(str(tmp_path / "answers.jsonl"), "train")
+
+    return run
+
+
+def test_answers_are_rows_with_prompt_and_response_or_completion(load):
+    found = load({"prompt": "hi", "response": "a", "id": "x"}, {"prompt": [USER], "completion": "b"})
+    assert found == [Answer("x", [USER], "a"), Answer("2", [USER], "b")]
+
+
+def test_pairs_give_both_sides_with_the_faults_of_the_rejected(load):
+    marks = [{"start": 0, "end": 1, "kind": "rude"}]
+    plain = load({"prompt": "hi", "chosen": "a", "rejected": "b", "faults": marks})
+    turns = load({"chosen": [USER, {"role": "assistant", "content": "a"}],
+                  "rejected": [USER, {"role": "assistant", "content": "b"}], "faults": marks})  # fmt: skip
+    assert plain == turns
+    assert [(a.response, a.side, len(a.faults)) for a in plain] == [("a", "chosen", 0), ("b", "rejected", 1)]
+    assert len(load_answers("everyday", "test")) == 240
+
+
+@pytest.mark.parametrize("row", [{"prompt": "hi"}, {"response": "a"}, {"prompt": "hi", "response": None}])
+def test_a_row_that_is_no_answer_names_its_line(load, row):
+    with pytest.raises(ValueError, match=r"answers\.jsonl, line 2: needs 'prompt' and 'response'"):
+        load({"prompt": "hi", "response": "a"}, row)
+
+
+def test_scores_are_written_in_order_and_segments_rebuild_each_answer(tmp_path, head_dir, pairs_file, short_pairs):
+    out = tmp_path / "scores"
+    argv = ["--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--per_device_eval_batch_size", "5"]
+    assert main(["score", *argv, "--output_dir", str(out)]) == 0
+    rows = read_jsonl(out / "scores.jsonl")
+    answers = [
+        (p.id, side, text) for p in short_pairs for side, text in (("chosen", p.chosen), ("rejected", p.rejected))
+    ]
+    assert [(row["id"], row["side"], row["response"]) for row in rows] == answers
+    model = SegmentRewardModel.from_pretrained(head_dir)
     for row in rows:
-        assert "".join(segment["text"] for segment in row["segments"]) == row["response"]
-        rewards = [segment["reward"] for segment in row["segments"]]
-        assert row["score"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-5)
-    assert "faults" not in rows[0] and rows[1]["faults"] == given[0]["faults"]
+        assert "".join(s["text"] for s in row["segments"]) == row["response"]
+        assert all(row["response"][s["start"] : s["end"]] == s["text"] for s in row["segments"])
+        assert row["score"] == pytest.approx(sum(s["reward"] for s in row["segments"]) / len(row["segments"]), abs=1e-5)
+        assert row["score"] == pytest.approx(model.score([row["prompt"]], [row["response"]])[0].score, abs=1e-5)
+        assert ("faults" in row) == (row["side"] == "rejected")
 
 
-def test_rows_with_prompt_and_response(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"prompt": "Hi", "response": "Hello"}\n{"prompt": "Hi"}\n')
-    with pytest.raises(ValueError, match=r"answers.jsonl, line 2: needs 'prompt' and 'response'"):
-        load_answers(str(path), "train")
-    path.write_text('{"prompt": "Hi", "response": "Hello", "id": "a"}\n')
-    assert load_answers(str(path), "train") == [Answer("a", [{"role": "user", "content": "Hi"}], "Hello")]
+def test_the_first_rows_only(tmp_path, head_dir, pairs_file):
+    argv = ["--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--max_rows", "3"]
+    assert main(["score", *argv, "--output_dir", str(tmp_path / "a")]) == 0
+    assert len(read_jsonl(tmp_path / "a" / "scores.jsonl")) == 3
 
 
-def test_low_segments_are_orange_and_high_ones_blue():
-    segments = [Segment("low ", 0, 4, 1, 0.0, -2.0, 0.5), Segment("high", 4, 8, 1, 0.0, 2.0, 1.0)]
-    text = coloured(Answer("a", [], "low high"), ScoredResponse(0.0, segments))
-    styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
-    low, high = (styles[key].removeprefix("black on #") for key in ("low ", "high"))
-    assert int(low[:2], 16) > int(low[4:], 16)  # more red than blue
-    assert int(high[:2], 16) < int(high[4:], 16)
+def test_show_prints_each_answer_with_its_rewards(head_dir, pairs_file, short_pairs, capsys):
+    argv = ["show", "--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--max_rows", "2"]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert short_pairs[0].prompt[-1]["content"][:40] in printed and printed.count("score ") == 2
 
 
-def test_show_prints_every_character_of_the_answer(head_dir, pairs_file, capsys):
-    show(["--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--max_rows", "1"])
-    assert "score" in capsys.readouterr().out
+def test_colours_go_from_orange_to_blue_and_text_is_kept():
+    segments = [Segment(t, i, i + 1, 1, r, None, 1.0) for i, (t, r) in enumerate([("a", -1.0), ("b", 1.0), ("c", 0.0)])]
+    text = coloured(Answer("7", [USER], "abc"), ScoredResponse(0.0, segments))
+    assert text.plain == "7   score +0.000\na-1.0b+1.0c+0.0"
+    styles = [str(span.style) for span in text.spans if "#" in str(span.style)]
+    assert styles == ["black on #ffa569", "black on #69b4ff", "black on #ffffff"]
+
+
+def test_one_segment_or_equal_rewards_have_a_colour_too():
+    segments = [Segment("a", 0, 1, 1, 2.0, None, 1.0)]
+    assert "a+2.0" in coloured(Answer("", [USER], "a"), ScoredResponse(2.0, segments)).plain
+
+
+def test_embedded_pairs_are_the_default(head_dir, capsys):
+    assert main(["show", "--reward_model", str(head_dir), "--max_rows", "1"]) == 0
+    assert everyday_pairs("test")[0].id in capsys.readouterr().out

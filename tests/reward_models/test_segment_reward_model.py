@@ -29,7 +29,9 @@ def test_b01_the_end_of_a_row_comes_from_lengths_not_from_ids(build_scorer, buil
     rows = Conversations([row[:2], [5]], [row[2:], [9] * 8], torch.tensor([True, False]))  # a longer partner
     for layout in ("packed", "padded"):
         states = response_states(scorer.model, rows, layout=layout).at
-        rewards = read_rewards(scorer.head, states, segment_by_response(rows.mask).ends, torch.ones(2, 1, dtype=torch.bool))
+        rewards = read_rewards(
+            scorer.head, states, segment_by_response(rows.mask).ends, torch.ones(2, 1, dtype=torch.bool)
+        )
         assert rewards[0, 0].item() == pytest.approx(head_at(scorer, row, 4), abs=1e-5)
     wrong = [head_at(scorer, row, place) for place in (0, 3)]
     assert all(abs(rewards[0, 0].item() - value) > 1e-3 for value in wrong)
@@ -117,7 +119,9 @@ def test_content_position_reads_the_last_unit_before_the_stop_token(build_scorer
     assert scorer.score([PROMPTS[0]], ["abcd"])[0].score == pytest.approx(head_at(scorer, ids, len(ids) - 2), abs=1e-5)
 
 
-@pytest.mark.parametrize("aggregator, expected", [("sum", lambda r: r.sum()), ("softmax", lambda r: 0.5 * (r / 0.5).logsumexp(0))])
+@pytest.mark.parametrize(
+    "aggregator, expected", [("sum", lambda r: r.sum()), ("softmax", lambda r: 0.5 * (r / 0.5).logsumexp(0))]
+)
 def test_the_card_s_aggregator_and_temperature_are_applied(build_scorer, aggregator, expected):
     scorer = build_scorer("token", aggregator=aggregator, temperature=0.5)
     (record,) = scorer.score([PROMPTS[0]], ["abcd"])
@@ -190,7 +194,9 @@ def test_normalized_rewards_are_those_of_the_formula(build_scorer):
 def test_a_normalizer_of_another_rule_is_refused(build_scorer):
     scorer = build_scorer("token")
     scorer.normalizer = LocationNormalizer.from_parameters(0, 0, 0, 1, fingerprint="other", rule="entropy>2")
-    with pytest.raises(ValueError, match=r"calibrated for segmentation entropy>2 .* read under token.*segrew calibrate"):
+    with pytest.raises(
+        ValueError, match=r"calibrated for segmentation entropy>2 .* read under token.*segrew calibrate"
+    ):
         scorer.score([PROMPTS[0]], ["abcd"])
 
 
@@ -223,7 +229,9 @@ def test_a_directory_that_is_no_reward_model_is_refused(tmp_path, build_scorer):
             SegmentRewardModel.from_pretrained(tmp_path)
 
 
-def test_a_saved_directory_gives_the_same_scores_and_pads_with_no_stop_token(tmp_path, build_scorer, build_byte_tokenizer):
+def test_a_saved_directory_gives_the_same_scores_and_pads_with_no_stop_token(
+    tmp_path, build_scorer, build_byte_tokenizer
+):
     scorer = build_scorer("token", tokenizer=build_byte_tokenizer(pad="</s>"))
     scorer.normalizer = LocationNormalizer.from_parameters(0.1, 0, 0, 1, fingerprint=scorer.fingerprint)
     before = scorer.score(PROMPTS, TEXTS)

@@ -1,16 +1,20 @@
 """Training: the right loss and direction, repeatable, resumable, and with the library's own switches at work."""
 
-import copy
+import json
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import EvalPrediction
 
+from reward_models.pairs import segment_pairs
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import PairTrainer, RewardTrainingArguments, collate, pair_metrics
-from segrew.preferences import load_preferences
-from segrew.run_directory import read_json, read_jsonl
+from reward_models.train import collate, pair_metrics
+from segrew.chat import ChatFormat
+from segrew.preferences import PreferencePair, load_preferences
+from segrew.run_directory import read_json, read_jsonl, write_json
+from segrew.segmentation import SegmentationConfig
 
 SGD = {"optim": "sgd", "lr_scheduler_type": "constant", "warmup_steps": 0, "dataset_test_split": "null", "tune": "full"}
 
@@ -41,7 +45,7 @@ def test_one_step_on_one_pair_raises_its_margin(tmp_path, train, pairs_file):
 def test_the_logged_loss_is_bradley_terry_on_the_scores(tmp_path, train, pairs_file, aggregator):
     """Scores are taken from the saved model, the loss of the first step (at rate 0) from the log."""
     flags = SGD | {"aggregator": aggregator, "temperature": 0.5, "learning_rate": 0, "logging_steps": 1}
-    model = train(tmp_path / "a", max_steps=1, per_device_train_batch_size=16, **flags)
+    model = train(tmp_path / "a", max_steps=1, per_device_train_batch_size=12, **flags)
     logged = read_jsonl(tmp_path / "a" / "metrics.jsonl")[0]["loss"]
     margins = torch.tensor([margin(model, pair) for pair in load_preferences(str(pairs_file)).pairs])
     assert logged == pytest.approx((1 + (-margins).exp()).log().mean().item(), abs=1e-4)
@@ -57,19 +61,22 @@ def test_same_seed_same_weights_other_seed_others(tmp_path, train):
 @pytest.mark.parametrize("tune", ["lora", "full"])
 def test_a_run_stopped_and_resumed_equals_the_uninterrupted_one(tmp_path, train, tune):
     flags = {"tune": tune, "learning_rate": 1e-2, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    flags |= {"dataset_test_split": "null", "per_device_train_batch_size": 4, "logging_steps": 1}
+    flags |= {"dataset_test_split": "null", "logging_steps": 1}
     train(tmp_path / "whole", **flags)
-    shutil.copytree(tmp_path / "whole", tmp_path / "stopped", ignore=shutil.ignore_patterns("checkpoint-4", "*.safetensors"))
+    shutil.copytree(
+        tmp_path / "whole", tmp_path / "stopped", ignore=shutil.ignore_patterns("checkpoint-4", "*.safetensors")
+    )
     shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "stopped" / "checkpoint-2", dirs_exist_ok=True)
     train(tmp_path / "stopped", resume_from_checkpoint="last", **flags)
     assert_same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "stopped"), 1e-7)
-    losses = [[row["loss"] for row in read_jsonl(tmp_path / name / "metrics.jsonl") if "loss" in row][-2:] for name in ("whole", "stopped")]
+    logs = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("whole", "stopped")]
+    losses = [[row["loss"] for row in log if "loss" in row][-2:] for log in logs]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
 def test_gradient_accumulation_equals_a_larger_batch(tmp_path, train):
     flags = SGD | {"max_steps": 2, "learning_rate": 0.1, "max_grad_norm": 0}
-    train(tmp_path / "a", per_device_train_batch_size=4, **flags)
+    train(tmp_path / "a", **flags)
     train(tmp_path / "b", per_device_train_batch_size=2, gradient_accumulation_steps=2, **flags)
     assert_same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"), 1e-5)
 
@@ -85,25 +92,24 @@ def test_activation_checkpointing_changes_nothing_but_memory(tmp_path, train, tu
 @pytest.mark.parametrize("greater", [True, False])
 def test_the_best_checkpoint_is_what_is_written(tmp_path, train, pairs_file, greater):
     flags = {"tune": "full", "learning_rate": 1e-3, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    flags |= {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "loss"}
-    flags |= {"eval_dataset_name": pairs_file, "greater_is_better": greater, "max_pairs": 8}
+    flags |= {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+    }
+    flags |= {"eval_dataset_name": tmp_path / "eval.jsonl", "greater_is_better": greater, "max_pairs": 8}
     path = tmp_path / "run"
     shutil.copy(pairs_file, tmp_path / "eval.jsonl")
-    train(path, **flags | {"eval_dataset_name": tmp_path / "eval.jsonl"})
-    losses = {row["step"]: row["eval_loss"] for row in reversed(read_jsonl(path / "metrics.jsonl")) if "eval_loss" in row}
-    first = {1: None, 2: None}
-    for row in read_jsonl(path / "metrics.jsonl"):
-        if "eval_loss" in row and first.get(row["step"], 0) is None:
-            first[row["step"]] = row["eval_loss"]
-    best = max(first, key=first.get) if greater else min(first, key=first.get)
-    assert losses and first[1] != first[2]
+    train(path, **flags)
+    losses = [row["eval_loss"] for row in read_jsonl(path / "metrics.jsonl") if "eval_loss" in row][:2]
+    assert losses[0] != losses[1]
+    best = 1 + losses.index((max if greater else min)(losses))
     assert_same(weights_of(path), weights_of(path / f"checkpoint-{best}"))
 
 
 def test_dropout_is_off_whichever_way_a_model_has_it(tmp_path, train, tiny_dir):
     path = shutil.copytree(tiny_dir, tmp_path / "with_dropout")
-    from segrew.run_directory import write_json
-
     write_json(path / "config.json", read_json(path / "config.json") | {"attention_dropout": 0.5})
     flags = SGD | {"max_steps": 1, "learning_rate": 0.1}
     train(tmp_path / "a", **flags)
@@ -127,39 +133,26 @@ def test_the_evaluation_is_reported_with_interval_and_baseline(tmp_path, train, 
     pairs = load_preferences(str(pairs_file)).pairs
     accuracy = sum(margin(model, pair) > 0 for pair in pairs) / len(pairs)
     summary = read_json(tmp_path / "a" / "evaluation.json")
-    assert summary["accuracy"] == pytest.approx(accuracy) and summary["n"] == 16
-    assert summary["length_baseline"] == sum(len(p.chosen) > len(p.rejected) for p in pairs) / 16
+    assert summary["accuracy"] == pytest.approx(accuracy) and summary["n"] == 12
+    assert summary["length_baseline"] == sum(len(p.chosen) > len(p.rejected) for p in pairs) / 12
     low, high = summary["ci95"]
     assert low < accuracy <= high
     (row,) = read_jsonl(tmp_path / "a" / "metrics.jsonl")
     assert row["train_accuracy"] == pytest.approx(accuracy) and row["train_loss"] < 0.6931
 
 
-def test_pairs_that_a_cut_makes_equal_are_counted(tmp_path, train):
-    import io
-
-    from rich.console import Console
-
-    from reward_models import train as module
-
+def test_b16_pairs_that_a_cut_makes_equal_are_counted(tmp_path, train, monkeypatch):
     same = "The same beginning of forty words and more. " * 12
     rows = [("Yes.", "No."), (same + "Good.", same + "Bad.")]
     path = tmp_path / "pairs.jsonl"
-    import json
-
     path.write_text("".join(json.dumps({"prompt": "x", "chosen": c, "rejected": r}) + "\n" for c, r in rows))
-    said = io.StringIO()
-    original = module.train_reward_model
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rich.console.Console.print", lambda self, *text, **_: said.write(" ".join(map(str, text)) + "\n"))
-        train(tmp_path / "a", dataset_name=path, tune="head", max_length=48)
-    assert original and Console
-    assert "1 training pairs left out: identical within --max_length" in said.getvalue()
+    said: list[str] = []
+    monkeypatch.setattr("rich.console.Console.print", lambda self, *words, **_: said.append(" ".join(map(str, words))))
+    train(tmp_path / "a", dataset_name=path, tune="head", max_length=48)
+    assert "1 training pairs left out: identical within --max_length" in said
 
 
 def test_b44_a_tie_is_no_win():
-    from transformers import EvalPrediction
-
     scores = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 4.0], [0.0, 0.0]])
     assert pair_metrics(EvalPrediction(scores.numpy(), None)) == {"accuracy": 0.25, "ties": 2.0, "margin": 0.0}
 
@@ -167,7 +160,7 @@ def test_b44_a_tie_is_no_win():
 def test_evaluation_in_batches_equals_evaluation_at_once(tmp_path, train, pairs_file):
     shutil.copy(pairs_file, tmp_path / "eval.jsonl")
     found = []
-    for size in (3, 16):
+    for size in (5, 12):
         path = tmp_path / str(size)
         train(path, eval_dataset_name=tmp_path / "eval.jsonl", per_device_eval_batch_size=size, max_steps=1,
               **{k: v for k, v in SGD.items() if k != "dataset_test_split"} | {"learning_rate": 0})  # fmt: skip
@@ -184,15 +177,8 @@ def test_the_resolved_settings_are_in_the_run_folder(tmp_path, train):
     assert card["segmentation"]["threshold"] > 0 and card["segmentation"]["quantile"] == 0.7
 
 
-def test_batches_keep_chosen_and_rejected_side_by_side(train, tmp_path):
-    assert PairTrainer and RewardTrainingArguments and copy
-    from reward_models.pairs import segment_pairs
-    from segrew.chat import ChatFormat
-    from segrew.preferences import PreferencePair
-    from segrew.segmentation import SegmentationConfig
-
-    model = train(tmp_path / "a", tune="head", rule="token")
-    chat: ChatFormat = model.chat
+def test_batches_keep_chosen_and_rejected_side_by_side(build_byte_tokenizer):
+    chat = ChatFormat.from_tokenizer(build_byte_tokenizer(), "raw")
     pairs = [PreferencePair([{"role": "user", "content": "x"}], c, r) for c, r in (("aa", "bbb"), ("cccccccc", "d"))]
     data = segment_pairs(pairs, chat, SegmentationConfig(rule="response"), None, max_length=64)
     batch = collate([data[1], data[0]])

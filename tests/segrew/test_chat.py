@@ -1,5 +1,7 @@
 """One tokenisation path: BOS, stop tokens, the seam between prompt and response, and text offsets."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,7 +127,7 @@ def tiles(chat: ChatFormat, text: str, ends: list[int], source: str | None) -> l
     ids = chat.response_ids(text)
     spans = chat.cut_text(ids, ends, source)
     assert spans[0][0] == 0 and spans[-1][1] == len(text)
-    assert all(left[1] == right[0] for left, right in zip(spans, spans[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(spans))
     pieces = [text[start:stop] for start, stop in spans]
     assert "".join(pieces) == text and "\ufffd" not in "".join(pieces)
     return pieces

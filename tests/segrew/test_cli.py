@@ -101,7 +101,10 @@ BAD_FILES = {
     "latin1": (json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}', "line 2: not UTF-8"),
     "unknown_column": (b'{"question": "x", "chosen": "a", "rejected": "b"}', "0 of 1 rows are usable"),
     "no_rejected": (b'{"prompt": "x", "chosen": "a"}', "line 1: no column 'rejected'"),
-    "no_usable": (b'{"prompt": "x", "chosen": "a", "rejected": "a"}\n' * 3, "0 of 3 rows are usable pairs (3 identical"),
+    "no_usable": (
+        b'{"prompt": "x", "chosen": "a", "rejected": "a"}\n' * 3,
+        "0 of 3 rows are usable pairs (3 identical",
+    ),
 }
 
 
@@ -181,5 +184,7 @@ def test_a_run_is_not_replaced_before_its_successor_can_begin(refusal, tmp_path,
 
 def test_a_missing_model_is_named(refusal, tmp_path, pairs_file):
     out = tmp_path / "out"
-    line = refusal("train-rm", "--model_name_or_path", tmp_path / "none", "--dataset_name", pairs_file, "--output_dir", out)
+    line = refusal(
+        "train-rm", "--model_name_or_path", tmp_path / "none", "--dataset_name", pairs_file, "--output_dir", out
+    )
     assert str(tmp_path / "none") in line and not out.exists()

@@ -47,7 +47,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(toy):
 
 def test_the_config_flag_may_stand_anywhere_and_take_an_equals_sign(toy, tmp_path):
     (tmp_path / "a.yaml").write_text("name: file\n")
-    for words in (["--enabled", "true", "--config", f"{tmp_path}/a.yaml"], [f"--config={tmp_path}/a.yaml", "--enabled", "true"]):
+    for words in (
+        ["--enabled", "true", "--config", f"{tmp_path}/a.yaml"],
+        [f"--config={tmp_path}/a.yaml", "--enabled", "true"],
+    ):
         config = toy(None, *words)
         assert config.name == "file" and config.enabled
     with pytest.raises(ValueError, match="--config needs a file name"):
@@ -196,7 +199,9 @@ def configs_of_sources() -> dict[str, tuple[ast.ClassDef, list[str]]]:
     for floor in ("segrew", "reward_models", "policy"):
         for path in (ROOT / floor).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and not any("TrainingArguments" in ast.unparse(b) for b in node.bases):
+                if isinstance(node, ast.ClassDef) and not any(
+                    "TrainingArguments" in ast.unparse(b) for b in node.bases
+                ):
                     fields = [
                         item.target.id
                         for item in node.body

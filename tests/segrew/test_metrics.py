@@ -10,7 +10,13 @@ from segrew.metrics import mean_interval, wilson_interval
 
 @pytest.mark.parametrize(
     "successes, n, low, high",
-    [(8, 10, 0.490162, 0.943318), (0, 10, 0.0, 0.277533), (10, 10, 0.722467, 1.0), (1, 2, 0.094531, 0.905469), (0, 0, 0, 1)],
+    [
+        (8, 10, 0.490162, 0.943318),
+        (0, 10, 0.0, 0.277533),
+        (10, 10, 0.722467, 1.0),
+        (1, 2, 0.094531, 0.905469),
+        (0, 0, 0, 1),
+    ],
 )
 def test_wilson_intervals_as_tabulated(successes, n, low, high):
     assert wilson_interval(successes, n) == pytest.approx((low, high), abs=1e-6)

@@ -1,6 +1,7 @@
 """Preference pairs: every shape they come in, errors with file and line, and the set that ships with segrew."""
 
 import gzip
+import itertools
 import json
 from collections import Counter
 
@@ -37,7 +38,7 @@ def write(tmp_path):
 
 SHAPES = {
     "standard": ([USER], {"prompt": USER["content"], "chosen": GOOD, "rejected": BAD}),
-    "conversational prompt, plain answers": ([SYSTEM, USER], {"prompt": [SYSTEM, USER], "chosen": GOOD, "rejected": BAD}),
+    "messages and text": ([SYSTEM, USER], {"prompt": [SYSTEM, USER], "chosen": GOOD, "rejected": BAD}),
     "conversational": ([USER], {"prompt": [USER], "chosen": [says(GOOD)], "rejected": [says(BAD)]}),
     "conversational, prompt implicit": ([SYSTEM, USER], {"chosen": [SYSTEM, USER, says(GOOD)],
                                                         "rejected": [SYSTEM, USER, says(BAD)]}),
@@ -94,9 +95,16 @@ def test_subsets_and_faults_come_along(write):
 
 @pytest.mark.parametrize(
     "marks",
-    [[{"start": 0, "end": 13, "kind": "x"}], [{"start": 5, "end": 5, "kind": "x"}], [{"start": -1, "end": 2, "kind": "x"}],
-     [{"start": 0, "kind": "x"}], ["wrong"], 7, [{"start": "0", "end": "2", "kind": "x"}]],
-)  # fmt: skip
+    [
+        [{"start": 0, "end": 13, "kind": "x"}],
+        [{"start": 5, "end": 5, "kind": "x"}],
+        [{"start": -1, "end": 2, "kind": "x"}],
+        [{"start": "0", "end": "2", "kind": "x"}],
+        [{"start": 0, "kind": "x"}],
+        ["wrong"],
+        7,
+    ],
+)
 def test_faults_outside_the_answer_name_their_line(write, marks):
     good = {"prompt": "x", "chosen": GOOD, "rejected": BAD}
     with pytest.raises(ValueError, match=r"pairs\.jsonl, line 2: column 'faults'"):
@@ -179,7 +187,7 @@ def test_a_directory_is_read_file_by_file(write, tmp_path):
     (tmp_path / "notes.txt").write_text("not data")
     assert [pair.prompt[0]["content"] for pair in load_preferences(str(tmp_path)).pairs] == ["a.jsonl", "b.jsonl"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no .jsonl, .jsonl.gz or .json file"):
+    with pytest.raises(ValueError, match=r"no \.jsonl, \.jsonl\.gz or \.json file"):
         load_preferences(str(tmp_path / "empty"))
 
 
@@ -264,7 +272,7 @@ def test_faults_are_marked_in_the_rejected_answer_and_are_of_known_kinds():
             marked = pair.rejected[fault.start : fault.end]
             assert marked.strip() == marked and fault.kind in KINDS, pair.id
         spans = sorted((fault.start, fault.end) for fault in pair.faults)
-        assert all(left[1] <= right[0] for left, right in zip(spans, spans[1:], strict=False)), pair.id
+        assert all(left[1] <= right[0] for left, right in itertools.pairwise(spans)), pair.id
     assert {fault.kind for pair in TEST for fault in pair.faults} == KINDS
 
 

@@ -37,7 +37,9 @@ def test_a_row_without_prompt_names_its_line(load, row):
         load({"prompt": "hi"}, row)
 
 
-@pytest.mark.parametrize("value", [[{"role": "assistant", "content": "x"}], [{"role": "user", "content": None}], [1], 5])
+@pytest.mark.parametrize(
+    "value", [[{"role": "assistant", "content": "x"}], [{"role": "user", "content": None}], [1], 5]
+)
 def test_a_prompt_of_no_text_names_its_line(load, value):
     with pytest.raises(ValueError, match=r"p\.jsonl, line 1: column 'prompt'"):
         load({"prompt": value})

@@ -10,7 +10,9 @@ from segrew.segmentation import SegmentationConfig, segment
 from segrew.segmenter import response_features
 
 ROWS = Conversations(
-    [[5, 6], [7], [5, 6], [8, 9, 10]], [[11, 12, 13, 2], [14, 2], [15], [16, 17, 18]], torch.tensor([True, True, False, False])
+    [[5, 6], [7], [5, 6], [8, 9, 10]],
+    [[11, 12, 13, 2], [14, 2], [15], [16, 17, 18]],
+    torch.tensor([True, True, False, False]),
 )
 
 
@@ -60,9 +62,12 @@ def test_a_second_reading_and_another_threshold_cost_no_pass(model, passes):
     first = response_features(model, ROWS)
     assert sum(passes) == 4
     second = response_features(model, ROWS)
-    assert sum(passes) == 4 and torch.equal(first.entropy, second.entropy) and torch.equal(first.logprobs, second.logprobs)
+    assert (
+        sum(passes) == 4 and torch.equal(first.entropy, second.entropy) and torch.equal(first.logprobs, second.logprobs)
+    )
     counts = [
-        int(segment(SegmentationConfig(threshold=t), ROWS.mask, entropy=second.entropy).counts.sum()) for t in (0.0, 99.0)
+        int(segment(SegmentationConfig(threshold=t), ROWS.mask, entropy=second.entropy).counts.sum())
+        for t in (0.0, 99.0)
     ]
     assert counts == [10, 4]
 
