@@ -16,12 +16,12 @@ def sum_by_unit(x: Shaped[Tensor, "b t"], segmentation: Segmentation) -> Float[T
     """Xτ = Σ x_j over the tokens j of unit τ."""
     x = fill_padding(x, segmentation.mask)
     sums = x.new_zeros(x.shape[0], segmentation.size)
-    return sums.scatter_add(1, segmentation.ids.clamp(min=0), x)
+    return sums.scatter_add(1, segmentation.slots, x)
 
 
 def spread_to_tokens(x: Shaped[Tensor, "b s"], segmentation: Segmentation) -> Float[Tensor, "b t"]:
     """Give each token the value of its unit."""
-    return fill_padding(x.gather(1, segmentation.ids.clamp(min=0)), segmentation.mask)
+    return fill_padding(x.gather(1, segmentation.slots), segmentation.mask)
 
 
 def value_by_unit(

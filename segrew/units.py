@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -16,7 +17,9 @@ class _once:
         self.compute = compute
         self.__doc__ = compute.__doc__
 
-    def __get__(self, owner: "Segmentation", _: type | None = None) -> Tensor:
+    def __get__(self, owner: "Segmentation | None", _: type | None = None) -> Any:
+        if owner is None:
+            return self
         value = self.compute(owner)
         # A tensor of a graph or of inference mode must not outlive it.
         if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
@@ -54,6 +57,11 @@ class Segmentation:
         return self.ids >= 0
 
     @_once
+    def slots(self) -> Int64[Tensor, "b t"]:
+        """`ids` as an index into units; padding points at unit 0."""
+        return self.ids.clamp(min=0)
+
+    @_once
     def first(self) -> Bool[Tensor, "b t"]:
         """Tokens that open a unit."""
         return self.mask & (self.ids != pad(self.ids, (1, 0), value=-1)[:, :-1])
@@ -64,29 +72,32 @@ class Segmentation:
         return self.mask & (self.ids != pad(self.ids, (0, 1), value=-1)[:, 1:])
 
     @_once
+    def lengths(self) -> Int64[Tensor, "b s"]:
+        """Tokens of each unit."""
+        zeros = self.ids.new_zeros(self.ids.shape[0], self.size)
+        return zeros.scatter_add(1, self.slots, self.mask.to(torch.int64))
+
+    @_once
     def counts(self) -> Int64[Tensor, " b"]:
         """Units of each row."""
-        return self.first.sum(1)
+        return self.unit_mask.sum(1)
 
     @_once
     def unit_mask(self) -> Bool[Tensor, "b s"]:
         """Real units."""
-        return torch.arange(self.size, device=self.ids.device) < self.counts[:, None]
-
-    @_once
-    def lengths(self) -> Int64[Tensor, "b s"]:
-        """Tokens of each unit."""
-        return self._sum(self.mask)
+        return self.lengths > 0
 
     @_once
     def starts(self) -> Int64[Tensor, "b s"]:
         """Column of each unit's first token."""
-        return self._sum(self.first * self._columns)
+        begins = self.mask & ~pad(self.mask, (1, 0))[:, :-1]
+        offset = (begins * self._columns).sum(1, keepdim=True)
+        return (offset + self.lengths.cumsum(1) - self.lengths).masked_fill(~self.unit_mask, 0)
 
     @_once
     def ends(self) -> Int64[Tensor, "b s"]:
         """Column of each unit's last token."""
-        return self._sum(self.last * self._columns)
+        return (self.starts + self.lengths - 1).clamp(min=0)
 
     @_once
     def locations(self) -> Float[Tensor, "b s"]:
@@ -116,12 +127,8 @@ class Segmentation:
     def _columns(self) -> Int64[Tensor, "1 t"]:
         return torch.arange(self.ids.shape[1], device=self.ids.device)[None]
 
-    def _sum(self, x: Tensor) -> Int64[Tensor, "b s"]:
-        sums = self.ids.new_zeros(self.ids.shape[0], self.size)
-        return sums.scatter_add(1, self.ids.clamp(min=0), x.to(torch.int64))
-
     def _of_token(self, x: Int64[Tensor, "b s"]) -> Int64[Tensor, "b t"]:
-        return x.gather(1, self.ids.clamp(min=0)).masked_fill(~self.mask, 0)
+        return x.gather(1, self.slots).masked_fill(~self.mask, 0)
 
 
 def partition(opens: Bool[Tensor, "b t"], mask: Bool[Tensor, "b t"], bound: int | None = None) -> Segmentation:
