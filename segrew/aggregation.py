@@ -33,6 +33,7 @@ def aggregate(
         raise ValueError("kind 'learned' needs weights, one per unit; pass weights=…")
     count = unit_mask.sum(1)
     filled = fill_padding(rewards, unit_mask)
+    weights = None if weights is None else fill_padding(weights, unit_mask)
     # An empty row counts as zeros on the way, so that no −∞ reaches a gradient; its score is set to 0.
     absent = ~unit_mask & (count > 0)[:, None]
     score = _score(filled, absent, count.clamp(min=1), kind, temperature, weights)
@@ -62,5 +63,5 @@ def _score(
     if kind == "last":
         return r.gather(1, count[:, None] - 1)[:, 0]
     if kind == "learned" and weights is not None:
-        return (fill_padding(weights, ~absent) * r).sum(1)
+        return (weights * r).sum(1)
     raise ValueError(f"unknown aggregator {kind!r}: choose one of {', '.join(get_args(Aggregator))}")

@@ -227,14 +227,15 @@ def test_join_stop_and_read_columns_by_hand():
             [0, -1, -1, -1, -1],  # nothing but the stop token
             [0, 0, 1, 1, 2],  # truncated: no stop token
             [-1, -1, -1, -1, -1],
+            [0, 1, 1, 1, -1],  # truncated inside a longer unit
         ]
     )
-    ended = torch.tensor([True, True, True, True, False, True])
+    ended = torch.tensor([True, True, True, True, False, True, False])
     units = join_stop(Segmentation(ids), ended)
     assert units.ids[0].tolist() == [0, 0, 1, 1, -1] and units.ids[2].tolist() == [-1, -1, -1, 0, 0]
-    assert torch.equal(units.ids[[1, 3, 4, 5]], ids[[1, 3, 4, 5]])
-    ends = [[1, 3, 0], [1, 3, 0], [4, 0, 0], [0, 0, 0], [1, 3, 4], [0, 0, 0]]
-    content = [[1, 2, 0], [1, 2, 0], [3, 0, 0], [0, 0, 0], [1, 3, 4], [0, 0, 0]]
+    assert torch.equal(units.ids[[1, 3, 4, 5, 6]], ids[[1, 3, 4, 5, 6]])
+    ends = [[1, 3, 0], [1, 3, 0], [4, 0, 0], [0, 0, 0], [1, 3, 4], [0, 0, 0], [0, 3, 0]]
+    content = [[1, 2, 0], [1, 2, 0], [3, 0, 0], [0, 0, 0], [1, 3, 4], [0, 0, 0], [0, 3, 0]]
     assert read_columns(units, ended).tolist() == ends
     assert read_columns(units, ended, "content").tolist() == content
 
