@@ -15,14 +15,14 @@ from reward_models.calibrate import CalibrationConfig, calibrate
 from reward_models.localisation import localisation
 from reward_models.pairs import ScoredPair, score_pairs
 from reward_models.report import build_report
-from reward_models.rewardbench import BenchmarkConfig, longer_wins, pair_accuracy, write_results
+from reward_models.rewardbench import BenchmarkConfig, pair_accuracy, write_results
 from reward_models.score import answers_of_pairs, score_record
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train import RewardModelConfig, RewardTrainingArguments, train_reward_model
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL, resolve_model
 from segrew.metrics import mean_interval
-from segrew.preferences import everyday_pairs
+from segrew.preferences import everyday_pairs, longer_wins
 from segrew.run_directory import RunDirectory, read_jsonl, write_jsonl
 from segrew.tiny_model import make_tiny_model
 

@@ -11,8 +11,7 @@ from policy.rollout import Sampling, sample_answers
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse
 from segrew.chat import ChatFormat, Message
-from segrew.language_models import Conversations, micro_batches, response_statistics
-from segrew.segmentation import segment
+from segrew.language_models import Conversations, micro_batches
 
 Statistics = Callable[[Conversations], tuple[Tensor, ...]]
 
@@ -63,19 +62,11 @@ def evaluate_policy(
     generator = step_generator(seed, 0, -2)
     answers = sample_answers(model, chat, [chat.prompt_ids(p) for p in prompts], sampling, generator)
     model.train(was_training)
-    rule, conversations = reward_model.segmentation, answers.conversations
-    if statistics is None and rule.rule in ("entropy", "perplexity"):
-        segmenter = reward_model.segmenter()
-        statistics = lambda part: response_statistics(segmenter, part)  # noqa: E731
+    conversations = answers.conversations
     scored: dict[int, ScoredResponse] = {}
     for rows in micro_batches(conversations, sampling.batch_size):
         part = conversations.select(rows)
-        device = next(reward_model.model.parameters()).device
-        logprobs, entropy = statistics(part) if statistics else (None, None)
-        units = segment(
-            rule, part.mask.to(device), entropy=entropy, logprobs=logprobs, ended=part.ended.to(device),
-            generator=generator,
-        )  # fmt: skip
-        records = reward_model.describe(units, reward_model.unit_rewards(part, units), part)
+        units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
+        records = reward_model.describe(units, rewards, part)
         scored.update(zip(rows, records, strict=True))
     return Evaluation(prompts, answers.texts, [scored[i] for i in range(len(prompts))])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, micro_batches, unused_pad_id
+from segrew.language_models import Conversations, micro_batches, plain_model, unused_pad_id
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def sample_answers(
     Args:
         generator: the source of all randomness; drawn from once.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    inner = plain_model(model)
     stop_ids = frozenset(sampling.stop_ids(chat))
     responses: list[list[int]] = [[]] * len(prompts)
     texts, ended = [""] * len(prompts), [False] * len(prompts)

@@ -14,8 +14,6 @@ from reward_models import LocationNormalizer, SegmentRewardModel
 from segrew.language_models import micro_batches
 from segrew.segmentation import Segmentation, SegmentationConfig, segment, segment_by_response
 
-NEEDS_A_MODEL = ("entropy", "perplexity")
-
 
 @dataclass(frozen=True)
 class Axes:
@@ -127,12 +125,12 @@ def cut_units(rollout: Rollout, roles: Roles, axes: Axes, config: PPOConfig, gen
         conversations, temperature=config.temperature, batch_size=batch_size
     )
     own, logprobs = roles.reward_model.segmentation, ref_logprobs
-    rules = {own.rule, axes.rewards.rule, axes.actions.rule}
-    other_segmenter = roles.segmenter is not None and rules & set(NEEDS_A_MODEL)
-    if other_segmenter or ("perplexity" in rules and config.temperature != 1):
+    rules = (own, axes.rewards, axes.actions)
+    other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
+    if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
         logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
     cuts: dict[SegmentationConfig, Segmentation] = {}
-    for rule in (own, axes.rewards, axes.actions):
+    for rule in rules:
         if rule not in cuts:
             cuts[rule] = segment(
                 rule, rollout.mask, entropy=entropy, logprobs=logprobs, ended=rollout.ended, generator=generator

@@ -3,14 +3,13 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from reward_models.normalizers import LocationNormalizer
-from reward_models.pairs import segment_pairs, segmenter_for, unit_rewards_of
+from reward_models.pairs import segment_for, unit_rewards_of
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
@@ -39,19 +38,10 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
     pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
     if len(pairs) > config.max_pairs:
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
-    data = segment_pairs(
-        pairs,
-        reward_model.chat,
-        reward_model.segmentation,
-        segmenter_for(reward_model),
-        max_length=reward_model.card.max_length,
-        batch_size=config.per_device_eval_batch_size,
-        with_states=reward_model.card.trunk_is_segmenter,
-        description="Cutting answers",
-    )
+    rows = config.per_device_eval_batch_size
+    data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
     unit_mask = data.segmentation.unit_mask
-    options: dict[str, Any] = {"batch_size": config.per_device_eval_batch_size, "description": "Reading rewards"}
-    rewards = unit_rewards_of(reward_model, data, **options)[unit_mask]
+    rewards = unit_rewards_of(reward_model, data, batch_size=rows, description="Reading rewards")[unit_mask]
     locations = data.segmentation.locations[unit_mask]
     normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
     normalizer.fit(rewards, locations)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from segrew.embedded_model import resolve_model
+from segrew.language_models import plain_model
 from segrew.run_directory import read_json, write_json
 
 ADAPTER_FILE = "adapter_config.json"
@@ -54,9 +55,10 @@ def load_classifier(
                 missing = sorted(info["missing_keys"])
     except (OSError, KeyError) as error:
         raise ValueError(f"no model at '{name_or_path}': {str(error).splitlines()[0]}") from None
-    if not isinstance(getattr(_inner(model), "score", None), nn.Module):
+    plain = plain_model(model)
+    if not isinstance(getattr(plain, "score", None), nn.Module):
         raise ValueError(
-            f"'{name_or_path}' ({type(_inner(model)).__name__}) has no head named 'score': segrew reads a reward after "
+            f"'{name_or_path}' ({type(plain).__name__}) has no head named 'score': segrew reads a reward after "
             "every token, so it needs a causal model (Llama, Qwen, Mistral, Phi, Gemma, GPT-2, …), not an encoder."
         )
     others = [name for name in missing if name != "score.weight"]
@@ -69,10 +71,6 @@ def load_classifier(
         head: Any = model.score
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
     return model
-
-
-def _inner(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _load_adapter(path: str, options: dict[str, Any]) -> nn.Module:

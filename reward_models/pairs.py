@@ -59,6 +59,7 @@ def segment_pairs(
     batch_size: int = 16,
     with_states: bool = False,
     for_training: bool = True,
+    fingerprint: str | None = None,
     description: str = "",
 ) -> SegmentedPairs:
     """Encode pairs and cut their responses with the frozen segmenter, once.
@@ -67,6 +68,7 @@ def segment_pairs(
 
     Args:
         for_training: leave out pairs that are identical within `max_length`, and keep states in the cache.
+        fingerprint: of the segmenter, where it is known.
 
     Raises:
         ValueError: no pair is left after encoding.
@@ -84,6 +86,7 @@ def segment_pairs(
             batch_size=batch_size,
             with_states=with_states,
             store=for_training or not with_states,
+            fingerprint=fingerprint,
             description=description,
         )
         rule = rule.resolve(features.entropy, conversations.mask)
@@ -137,6 +140,20 @@ def segmenter_for(reward_model: SegmentRewardModel) -> nn.Module | None:
     return reward_model.segmenter() if needed else None
 
 
+def segment_for(reward_model: SegmentRewardModel, pairs: list[PreferencePair], **options: Any) -> SegmentedPairs:
+    """Cut pairs as a trained reward model does; `options` are those of `segment_pairs`."""
+    return segment_pairs(
+        pairs,
+        reward_model.chat,
+        reward_model.segmentation,
+        segmenter_for(reward_model),
+        max_length=reward_model.card.max_length,
+        with_states=reward_model.card.trunk_is_segmenter,
+        fingerprint=reward_model.segmenter_fingerprint,
+        **options,
+    )
+
+
 @dataclass(frozen=True)
 class ScoredPair:
     """Scores of one pair with the units of both answers."""
@@ -153,16 +170,7 @@ def score_pairs(
     scored: list[ScoredPair] = []
     chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
     for chunk in track(chunks, description, disable=not description):
-        data = segment_pairs(
-            chunk,
-            reward_model.chat,
-            reward_model.segmentation,
-            segmenter_for(reward_model),
-            max_length=reward_model.card.max_length,
-            batch_size=batch_size,
-            with_states=reward_model.card.trunk_is_segmenter,
-            for_training=False,
-        )
+        data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
         rewards = unit_rewards_of(reward_model, data, batch_size=batch_size)
         texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
         records = reward_model.describe(data.segmentation, rewards, data.conversations, texts)

@@ -159,11 +159,6 @@ def pair_accuracy(scored: list[ScoredPair]) -> dict[str, Any]:
     return {"accuracy": wins / len(scored), "ci95": [low, high], "n": len(scored)}
 
 
-def longer_wins(pairs: list[PreferencePair]) -> float:
-    """Share of pairs in which the chosen answer has more characters."""
-    return sum(len(pair.chosen) > len(pair.rejected) for pair in pairs) / len(pairs)
-
-
 def main(argv: list[str]) -> None:
     """Run `segrew rewardbench`."""
     (config,) = parse("rewardbench", (BenchmarkConfig,), argv)

@@ -1,5 +1,6 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from segrew.language_models import (
     load_tokenizer,
     micro_batches,
     model_fingerprint,
+    plain_model,
     response_states,
     statistics_of_states,
     unused_pad_id,
 )
+from segrew.preferences import encode_answers
 from segrew.run_directory import read_json, versions, write_json
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, read_columns, segment
 
@@ -194,8 +197,7 @@ class SegmentRewardModel:
     @property
     def head(self) -> nn.Module:
         """The linear layer `score`."""
-        model: Any = self.model
-        return (model.get_base_model() if hasattr(model, "get_base_model") else model).score
+        return plain_model(self.model).score
 
     @property
     def segmentation(self) -> SegmentationConfig:
@@ -251,28 +253,40 @@ class SegmentRewardModel:
         return read_rewards(self.head, states, columns, segmentation.unit_mask)
 
     @torch.no_grad()
-    def segment_and_read(self, conversations: Conversations) -> tuple[Segmentation, Float[Tensor, "b s"]]:
-        """Cut responses by this model's rule and read each unit; one pass where the trunk is the segmenter."""
+    def segment_and_read(
+        self,
+        conversations: Conversations,
+        *,
+        statistics: Callable[[Conversations], tuple[Tensor, ...]] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Segmentation, Float[Tensor, "b s"]]:
+        """Cut responses by this model's rule and read each unit; one pass where the trunk is the segmenter.
+
+        Args:
+            statistics: gives the segmenter's log-probabilities and entropies, for a caller that holds the segmenter.
+            generator: for a rule that draws.
+        """
         device = next(self.model.parameters()).device
         ended, mask = conversations.ended.to(device), conversations.mask.to(device)
         states = entropy = logprobs = None
-        if self.segmentation.needs_model:
+        if self.segmentation.needs_model and statistics is not None:
+            logprobs, entropy = statistics(conversations)
+        elif self.segmentation.needs_model:
             segmenter = self.segmenter()
             cutting = response_states(segmenter, conversations)
             logprobs, entropy = statistics_of_states(segmenter, cutting.before, conversations)
             states = cutting.at if self.card.trunk_is_segmenter else None
         if states is None:
             states = response_states(self.model, conversations).at
-        segmentation = segment(self.segmentation, mask, entropy=entropy, logprobs=logprobs, ended=ended)
+        segmentation = segment(
+            self.segmentation, mask, entropy=entropy, logprobs=logprobs, ended=ended, generator=generator
+        )
         return segmentation, self._read(states, conversations, segmentation)
 
     def encode(self, prompt: list[Message], response: str) -> tuple[list[int], list[int], bool]:
         """Return prompt ids, response ids and whether the response kept its stop token, within `max_length`."""
-        prompt_ids, response_ids = self.chat.prompt_ids(prompt), self.chat.response_ids(response)
-        limit = self.card.max_length
-        prompt_ids = prompt_ids[-max(limit - len(response_ids), limit // 2) :]
-        kept = response_ids[: limit - len(prompt_ids)]
-        return prompt_ids, kept, len(kept) == len(response_ids)
+        prompt_ids, (kept,), (ended,) = encode_answers(prompt, [response], self.chat, self.card.max_length)
+        return prompt_ids, kept, ended
 
     def score(
         self,

@@ -25,10 +25,11 @@ from segrew.language_models import (
     load_causal_lm,
     load_tokenizer,
     model_fingerprint,
+    plain_model,
     response_states,
 )
 from segrew.metrics import wilson_interval
-from segrew.preferences import EMBEDDED_PAIRS, EncodedPair, load_preferences
+from segrew.preferences import EMBEDDED_PAIRS, EncodedPair, load_preferences, longer_wins
 from segrew.run_directory import RunDirectory
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns
 
@@ -131,8 +132,7 @@ class PairTrainer(Trainer):
         segmentation = Segmentation(inputs["unit_ids"])
         states = response_states(model, conversations).at
         columns = read_columns(segmentation, conversations.ended.to(states.device), card.read_position)  # type: ignore[arg-type]
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        rewards = read_rewards(inner.score, states, columns, segmentation.unit_mask)
+        rewards = read_rewards(plain_model(model).score, states, columns, segmentation.unit_mask)
         return aggregate(rewards, segmentation.unit_mask, kind=card.aggregator, temperature=card.temperature)  # type: ignore[arg-type]
 
     def compute_loss(
@@ -248,6 +248,7 @@ def _prepare(
         "max_length": config.max_length,
         "batch_size": args.per_device_eval_batch_size,
         "with_states": config.tune == "head",
+        "fingerprint": model_fingerprint(segmenter),
     }
     label = "Segmenting" if config.tune != "head" else "Segmenting and reading"
     train = segment_pairs(train_pairs, chat, config.segmentation(), segmenter, description=f"{label} train", **shared)
@@ -264,7 +265,7 @@ def _prepare(
     card = RewardModelCard(
         segmentation=train.rule,
         base_model=base_model,
-        segmenter_fingerprint=model_fingerprint(segmenter),
+        segmenter_fingerprint=shared["fingerprint"],
         tokenizer_fingerprint=chat.fingerprint,
         read_position=config.read_position,
         aggregator=config.aggregator,
@@ -317,7 +318,7 @@ def _report(metrics: dict[str, float], test: SegmentedPairs | None, console: Con
     if test is None:
         return {}
     n = len(test)
-    longer = sum(len(pair.chosen) > len(pair.rejected) for pair in test.pairs) / n
+    longer = longer_wins(test.pairs)
     low, high = wilson_interval(round(metrics["eval_accuracy"] * n), n)
     console.print(
         f"Held-out accuracy {metrics['eval_accuracy']:.3f} (95 % interval {low:.3f} to {high:.3f}, n {n}, "

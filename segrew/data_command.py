@@ -9,7 +9,7 @@ from segrew.chat import ChatFormat
 from segrew.config import arg, parse
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.language_models import load_tokenizer
-from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.preferences import EMBEDDED_PAIRS, load_preferences, longer_wins
 
 
 @dataclass
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     ]
     for name, values in zip(("prompt", "chosen", "rejected"), zip(*sizes, strict=True), strict=True):
         console.print(f"  {name:9} {sum(values) / len(values):7.1f} tokens on average, {max(values)} at most")
-    longer = sum(len(pair.chosen) > len(pair.rejected) for pair in pairs) / len(pairs)
+    longer = longer_wins(pairs)
     marked = sum(bool(pair.faults) for pair in pairs)
     console.print(f"  the longer answer is the chosen one in {longer:.1%}; {marked} with marked faults")
     pair = pairs[0]

@@ -86,20 +86,20 @@ def unused_pad_id(tokenizer: Any, stop_ids: tuple[int, ...]) -> int:
     raise ValueError("every special token of the tokenizer is a stop token; add one to pad with ('<pad>').")
 
 
-def _plain(model: Any) -> Any:
+def plain_model(model: Any) -> Any:
     """Return the transformers model inside a peft model, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def trunk_of(model: nn.Module) -> nn.Module:
     """Return the transformer below the head, LoRA layers included."""
-    return _plain(model).base_model
+    return plain_model(model).base_model
 
 
 def model_fingerprint(model: nn.Module) -> str:
     """Short hash of every weight of a language model, in bfloat16: equal after loading in float32 or bfloat16."""
     weights = dict(trunk_of(model).named_parameters())
-    lm_head = _plain(model).get_output_embeddings()
+    lm_head = plain_model(model).get_output_embeddings()
     if lm_head is not None and all(lm_head.weight is not weight for weight in weights.values()):
         weights["lm_head"] = lm_head.weight
     digest = hashlib.sha256()
@@ -330,7 +330,7 @@ def statistics_of_states(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """Return log-probability and entropy (nats, temperature 1) from the states that produced each token."""
     mask = conversations.mask.to(before.device)
-    head = _plain(model).get_output_embeddings()
+    head = plain_model(model).get_output_embeddings()
     config: Any = trunk_of(model).config.get_text_config()  # type: ignore[union-attr, operator]
     logprobs, entropy = token_statistics(
         before[mask],

@@ -243,16 +243,30 @@ class EncodedPair:
     ended: tuple[bool, bool]
 
 
-def encode_pair(pair: PreferencePair, chat: ChatFormat, max_length: int) -> EncodedPair:
-    """Encode a pair within `max_length` tokens a side.
+def encode_answers(
+    messages: list[Message], texts: list[str], chat: ChatFormat, max_length: int
+) -> tuple[list[int], list[list[int]], list[bool]]:
+    """Encode answers to one prompt within `max_length` tokens each, prompt included.
 
-    The prompt is cut on its left first, by what the longer answer needs, down to half of `max_length`; an answer
+    The prompt is cut on its left first, by what the longest answer needs, down to half of `max_length`; an answer
     that still does not fit is cut on its right and then has no stop token.
+
+    Returns:
+        Prompt ids, the ids of each answer, and whether each kept its stop token.
     """
-    prompt = chat.prompt_ids(pair.prompt)
-    answers = [chat.response_ids(text) for text in (pair.chosen, pair.rejected)]
-    room = max(max_length - max(map(len, answers)), max_length // 2)
-    prompt = prompt[-room:]
+    prompt = chat.prompt_ids(messages)
+    answers = [chat.response_ids(text) for text in texts]
+    prompt = prompt[-max(max_length - max(map(len, answers)), max_length // 2) :]
     kept = [ids[: max_length - len(prompt)] for ids in answers]
-    ended = (len(kept[0]) == len(answers[0]), len(kept[1]) == len(answers[1]))
-    return EncodedPair(prompt, kept[0], kept[1], ended)
+    return prompt, kept, [len(part) == len(ids) for part, ids in zip(kept, answers, strict=True)]
+
+
+def encode_pair(pair: PreferencePair, chat: ChatFormat, max_length: int) -> EncodedPair:
+    """Encode a pair within `max_length` tokens a side; both sides keep the same prompt (see `encode_answers`)."""
+    prompt, (chosen, rejected), ended = encode_answers(pair.prompt, [pair.chosen, pair.rejected], chat, max_length)
+    return EncodedPair(prompt, chosen, rejected, (ended[0], ended[1]))
+
+
+def longer_wins(pairs: list[PreferencePair]) -> float:
+    """Share of pairs in which the chosen answer has more characters."""
+    return sum(len(pair.chosen) > len(pair.rejected) for pair in pairs) / len(pairs)

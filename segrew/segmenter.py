@@ -105,6 +105,7 @@ def response_features(
     batch_size: int = 16,
     with_states: bool = False,
     store: bool = True,
+    fingerprint: str | None = None,
     description: str = "",
 ) -> ResponseFeatures:
     """Run a frozen causal model over responses once and keep the outcome in segrew's cache.
@@ -115,10 +116,11 @@ def response_features(
     Args:
         with_states: also keep the hidden state after each token, in the model's dtype.
         store: write what is not in the cache yet to it.
+        fingerprint: of the model, where it is known: hashing every weight takes a while.
         description: label of the progress bar; empty for none.
     """
     parts = []
-    identity = f"{model_fingerprint(model)} {next(model.parameters()).dtype}"
+    identity = f"{fingerprint or model_fingerprint(model)} {next(model.parameters()).dtype}"
     with Progress(disable=not description) as progress:
         bar = progress.add_task(description, total=len(conversations))
         for start in range(0, len(conversations), CHUNK_ROWS):
