@@ -26,9 +26,11 @@ def spread_rewards(
     outside the response get 0. At one token a unit all three are equal; with one unit `last` is the terminal
     reward.
     """
-    rewards = spread_to_tokens(unit_rewards, segmentation)
     if how == "even":
-        return rewards / segmentation.unit_lengths.clamp(min=1)
+        width = min(unit_rewards.shape[1], segmentation.size)
+        shares = unit_rewards[:, :width] / segmentation.lengths[:, :width].clamp(min=1)
+        return spread_to_tokens(shares, segmentation)
+    rewards = spread_to_tokens(unit_rewards, segmentation)
     return rewards if how == "repeat" else rewards.masked_fill(~segmentation.last, 0.0)
 
 

@@ -104,6 +104,10 @@ class RewardTrainingArguments(TrainingArguments):
         ),
         metadata={"help": "Autocast to bfloat16; on by default where the processor computes in it."},
     )
+    use_cpu: bool = field(
+        default_factory=lambda: torch.accelerator.current_accelerator() is None,
+        metadata={"help": "Train on the CPU; on by default where there is no accelerator."},
+    )
     report_to: str | None = arg("none", help="Trackers: wandb, tensorboard, trackio, …")
     dataloader_pin_memory: bool = field(
         default_factory=lambda: torch.accelerator.current_accelerator() is not None,

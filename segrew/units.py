@@ -91,7 +91,7 @@ class Segmentation:
     def starts(self) -> Int64[Tensor, "b s"]:
         """Column of each unit's first token."""
         begins = self.mask & ~pad(self.mask, (1, 0))[:, :-1]
-        offset = (begins * self._columns).sum(1, keepdim=True)
+        offset = self._columns.where(begins, 0).sum(1, keepdim=True)
         return (offset + self.lengths.cumsum(1) - self.lengths).masked_fill(~self.unit_mask, 0)
 
     @_once

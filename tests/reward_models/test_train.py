@@ -10,7 +10,7 @@ from transformers import EvalPrediction
 
 from reward_models.pairs import segment_pairs
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import collate, pair_metrics
+from reward_models.train import RewardTrainingArguments, collate, pair_metrics
 from segrew.chat import ChatFormat
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import read_json, read_jsonl, write_json
@@ -175,6 +175,12 @@ def test_the_resolved_settings_are_in_the_run_folder(tmp_path, train):
     assert record["command"] == "train-rm" and record["config"]["quantile"] == 0.7
     card = read_json(tmp_path / "a" / "segrew.json")
     assert card["segmentation"]["threshold"] > 0 and card["segmentation"]["quantile"] == 0.7
+
+
+@pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="about machines without accelerator")
+def test_bfloat16_needs_no_accelerator(tmp_path):
+    arguments = RewardTrainingArguments(output_dir=str(tmp_path), bf16=True)
+    assert arguments.device.type == "cpu"
 
 
 def test_batches_keep_chosen_and_rejected_side_by_side(build_byte_tokenizer):
