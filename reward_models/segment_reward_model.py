@@ -1,7 +1,7 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from reward_models.checkpoints import load_classifier, write_for_older_readers
 from reward_models.normalizers import LocationNormalizer
 from segrew.aggregation import Aggregator, aggregate
 from segrew.chat import ChatFormat, Message
+from segrew.encoding import EncodedAnswer, Overlong, encode_answer
 from segrew.language_models import (
     Conversations,
     best_device,
@@ -26,7 +27,6 @@ from segrew.language_models import (
     statistics_of_states,
     unused_pad_id,
 )
-from segrew.preferences import encode_answers
 from segrew.run_directory import read_json, versions, write_json
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, read_columns, segment
 
@@ -42,6 +42,7 @@ class RewardModelCard:
         segmentation: the rule, with its threshold in nats.
         base_model: name or path of the frozen SFT model that cuts responses.
         segmenter_fingerprint, tokenizer_fingerprint: identities of that model and of the token ids.
+        overlong: what is cut first where prompt and response have more than `max_length` tokens.
         trunk_is_segmenter: the trunk was frozen, so one pass gives both cuts and rewards.
     """
 
@@ -54,6 +55,7 @@ class RewardModelCard:
     aggregator: Aggregator = "mean"
     temperature: float = 1.0
     max_length: int = 1024
+    overlong: Overlong = "truncate_prompt_left"
     trunk_is_segmenter: bool = False
     versions: dict[str, str] = field(default_factory=versions)
 
@@ -115,10 +117,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class ScoredResponse:
-    """A response's score e(x, y) and the units it is made of."""
+    """A response's score e(x, y) and the units it is made of.
+
+    Args:
+        cut: what had to be cut to fit the reward model's maximum length, of "prompt" and "answer".
+    """
 
     score: float
     segments: list[Segment]
+    cut: tuple[str, ...] = ()
 
 
 def read_rewards(
@@ -283,10 +290,12 @@ class SegmentRewardModel:
         )
         return segmentation, self._read(states, conversations, segmentation)
 
-    def encode(self, prompt: list[Message], response: str) -> tuple[list[int], list[int], bool]:
-        """Return prompt ids, response ids and whether the response kept its stop token, within `max_length`."""
-        prompt_ids, (kept,), (ended,) = encode_answers(prompt, [response], self.chat, self.card.max_length)
-        return prompt_ids, kept, ended
+    def encode(self, prompt: list[Message], response: str, template: dict[str, Any] | None = None) -> EncodedAnswer:
+        """Encode a finished response to a prompt within `max_length`."""
+        card = self.card
+        encoded = encode_answer(prompt, response, self.chat, card.max_length, card.overlong, template)
+        assert encoded is not None, "a card never drops"
+        return encoded
 
     def score(
         self,
@@ -294,10 +303,12 @@ class SegmentRewardModel:
         responses: list[str],
         batch_size: int = 16,
         description: str = "",
+        templates: list[dict[str, Any]] | None = None,
     ) -> list[ScoredResponse]:
         """Score responses to prompts, in order.
 
         Args:
+            templates: further arguments of the chat template for each prompt, such as tools.
             description: label of the progress bar; empty for none.
 
         Raises:
@@ -307,16 +318,18 @@ class SegmentRewardModel:
             raise ValueError(f"{len(prompts)} prompts for {len(responses)} responses; give one each.")
         if self.normalizer is not None:
             self.normalizer.require(self.fingerprint, rule=self.segmentation.label, source=NORMALIZER_FILE)
-        rows = [self.encode(p, r) for p, r in zip(prompts, responses, strict=True)]
-        ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
-        conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
+        arguments = templates or [{}] * len(prompts)
+        rows = [self.encode(p, r, t) for p, r, t in zip(prompts, responses, arguments, strict=True)]
+        ended = torch.tensor([row.ended for row in rows], dtype=torch.bool)
+        conversations = Conversations([row.prompt for row in rows], [row.response for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
         batches = list(micro_batches(conversations, batch_size))
         for batch in track(batches, description, disable=not description):
             part = conversations.select(batch)
             segmentation, rewards = self.segment_and_read(part)
             texts = [responses[i] for i in batch]
-            scored.update(zip(batch, self.describe(segmentation, rewards, part, texts), strict=True))
+            for i, record in zip(batch, self.describe(segmentation, rewards, part, texts), strict=True):
+                scored[i] = replace(record, cut=rows[i].cut)
         return [scored[i] for i in range(len(rows))]
 
     def describe(
@@ -324,12 +337,12 @@ class SegmentRewardModel:
         segmentation: Segmentation,
         rewards: Float[Tensor, "b s"],
         conversations: Conversations,
-        texts: list[str] | None = None,
+        texts: list[str] | list[str | None] | None = None,
     ) -> list[ScoredResponse]:
         """Turn a scored batch into records with text.
 
         Args:
-            texts: the responses' own text; None takes the text of their ids.
+            texts: the responses' own text; None, of all or of one, takes the text of its ids.
         """
         scores = self.aggregate(rewards, segmentation.unit_mask).tolist()
         locations = segmentation.locations
@@ -343,8 +356,9 @@ class SegmentRewardModel:
         records = []
         for b, (count, ends, lengths) in enumerate(columns):
             ids = conversations.responses[b]
-            text = self.chat.decode(ids) if texts is None else texts[b]
-            spans = self.chat.cut_text(ids, ends[:count], None if texts is None else text)
+            own = texts[b] if texts else None
+            text = self.chat.decode(ids) if own is None else own
+            spans = self.chat.cut_text(ids, ends[:count], own)
             segments = [
                 Segment(
                     text=text[start:stop],

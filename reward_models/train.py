@@ -1,6 +1,7 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,11 @@ from reward_models.model_card import write_model_card
 from reward_models.pairs import SegmentedPairs, conversations_of, segment_pairs, unit_states
 from reward_models.segment_reward_model import CARD_FILE, RewardModelCard, SegmentRewardModel, read_rewards
 from segrew.aggregation import aggregate
-from segrew.chat import ChatFormat
+from segrew.chat import ChatFormat, SystemRole
 from segrew.config import arg, parse, to_dict
+from segrew.data_options import DataOptions
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.encoding import EncodedPair, Overlong, cutting
 from segrew.language_models import (
     best_dtype,
     load_causal_lm,
@@ -29,9 +32,11 @@ from segrew.language_models import (
     response_states,
 )
 from segrew.metrics import wilson_interval
-from segrew.preferences import EMBEDDED_PAIRS, EncodedPair, load_preferences, longer_wins
+from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, load_preferences, longer_wins
+from segrew.records import splits_of
 from segrew.run_directory import RunDirectory
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns
+from segrew.sources import DataRecord, names_of, write_records
 
 
 @dataclass
@@ -39,7 +44,9 @@ class RewardModelConfig:
     """What the reward model is: base, data, rule, aggregator, and which weights learn."""
 
     model_name_or_path: str = arg(EMBEDDED_MODEL, help="Causal model to start from; it also cuts the responses.")
-    dataset_name: str = arg(EMBEDDED_PAIRS, help="Preference pairs: file, directory, hub name, or 'everyday'.")
+    dataset_name: list[str] | str = arg(
+        [EMBEDDED_PAIRS], help="Preference pairs: files, directories, hub names, 'everyday'."
+    )
     dataset_train_split: str = arg("train", help="Split to train on.")
     dataset_test_split: str | None = arg("test", help="Split to evaluate on; null for none.")
     eval_dataset_name: str | None = arg(None, help="Pairs to evaluate on, if not a split of --dataset_name.")
@@ -62,8 +69,12 @@ class RewardModelConfig:
     lora_target_modules: list[str] | None = arg(None, help="Layers that get LoRA; default all linear ones.")
     lora_merge: bool = arg(True, help="Export merged weights; false exports the adapter with its head.")
     head_penalty: float = arg(0.1, help="Strength of the quadratic penalty on the head with --tune head.")
-    max_length: int = arg(1024, help="Tokens of prompt and response together; the prompt is cut on its left first.")
-    max_pairs: int | None = arg(None, help="Use only the first pairs of each split.")
+    max_length: int = arg(1024, help="Tokens of prompt and response together.")
+    overlong: Overlong = arg("truncate_prompt_left", help="What becomes of more tokens: what is cut first, or neither.")
+    max_pairs: int | None = arg(
+        None, help="Use at most this many pairs of each split: the first, or a draw of several."
+    )
+    system_role: SystemRole = arg("merge", help="Where the template has none: merge it into the first turn, or refuse.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
@@ -198,21 +209,36 @@ def _with_lora(model: nn.Module, config: RewardModelConfig) -> nn.Module:
     return get_peft_model(model, lora)  # type: ignore[arg-type]
 
 
-def _load_pairs(config: RewardModelConfig, console: Console) -> tuple[list, list]:
-    splits: list[list] = [[], []]
-    sources = [(config.dataset_name, config.dataset_train_split)]
-    if config.dataset_test_split or config.eval_dataset_name:
-        source = config.eval_dataset_name or config.dataset_name
-        if source == config.dataset_name and Path(source).exists():
-            console.print("A local file has no splits: no evaluation pairs (name some with --eval_dataset_name).")
-        else:
-            sources.append((source, config.dataset_test_split or "test"))
-    for i, (name, split) in enumerate(sources):
-        loaded = load_preferences(name, split)
-        splits[i] = loaded.pairs[: config.max_pairs]
-        left_out = "".join(f", {count} left out: {reason}" for reason, count in loaded.skipped.items())
-        console.print(f"{('Training', 'Evaluation')[i]} pairs: {len(splits[i])} from {name}{left_out}")
-    return splits[0], splits[1]
+def _load_pairs(
+    config: RewardModelConfig, options: DataOptions, seed: int, console: Console
+) -> tuple[LoadedPairs, LoadedPairs]:
+    """Load the pairs to train on, and those to evaluate on, if any."""
+    names, split = names_of(config.dataset_name), config.dataset_test_split or "test"
+    limits: dict[str, Any] = {"limit": config.max_pairs, "seed": seed}
+    train = load_preferences(names, config.dataset_train_split, options.for_stage("reward"), **limits)
+    test = LoadedPairs()
+    if config.eval_dataset_name:
+        names, options = [config.eval_dataset_name], replace(options, dataset_format=None, dataset_config=None)
+    elif config.dataset_test_split is None:
+        return train, test
+    elif unsplit := [name for name in names if Path(name).exists() and split not in splits_of(name)]:
+        console.print(f"{unsplit[0]} has no split '{split}': no evaluation pairs (name some with --eval_dataset_name).")
+        return train, test
+    # Evaluation takes whole sets: they are held out already, whatever the parts of the training set.
+    streaming = options.streaming and len(names) == 1
+    options = replace(options, dataset_weights=None, stage_split=None, stage=None, streaming=streaming)
+    test = load_preferences(names, split, options, **limits)
+    return train, test
+
+
+def _records(loaded: tuple[LoadedPairs, LoadedPairs], data: tuple[SegmentedPairs | None, ...] = ()) -> list[DataRecord]:
+    """Say what was read for each role, and once it is encoded, what was left out or cut."""
+    records = []
+    for role, pairs, cut in zip(("training", "evaluation"), loaded, data or (None, None), strict=True):
+        if pairs.pairs:
+            used, fitted = (len(cut), cut.fitted) if cut else (len(pairs.pairs), Counter[str]())
+            records.append(DataRecord(role, "pairs", used, pairs.sources, fitted))
+    return records
 
 
 @dataclass(frozen=True)
@@ -245,22 +271,24 @@ def _prepare(
 ) -> _Prepared:
     train_pairs, test_pairs = pairs
     tokenizer = load_tokenizer(config.model_name_or_path)
-    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template)
+    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     base_model = _segmenter_name(config)
     segmenter = load_causal_lm(base_model)
     shared: dict[str, Any] = {
         "max_length": config.max_length,
+        "overlong": config.overlong,
         "batch_size": args.per_device_eval_batch_size,
         "with_states": config.tune == "head",
         "fingerprint": model_fingerprint(segmenter),
     }
     label = "Segmenting" if config.tune != "head" else "Segmenting and reading"
     train = segment_pairs(train_pairs, chat, config.segmentation(), segmenter, description=f"{label} train", **shared)
-    if len(train) < len(train_pairs):
-        console.print(f"{len(train_pairs) - len(train)} training pairs left out: identical within --max_length")
     test = None
     if test_pairs:
         test = segment_pairs(test_pairs, chat, train.rule, segmenter, description=f"{label} test ", **shared)
+    for role, data in (("training", train), ("evaluation", test)):
+        for reason, count in (data.fitted if data else {}).items():
+            console.print(f"{count} {role} {reason}")
     lengths = train.segmentation.lengths[train.segmentation.unit_mask].float()
     console.print(
         f"Rule {train.rule.label}: {train.segmentation.counts.float().mean():.1f} units a response, "
@@ -275,6 +303,7 @@ def _prepare(
         aggregator=config.aggregator,
         temperature=config.temperature,
         max_length=config.max_length,
+        overlong=cutting(config.overlong),
         trunk_is_segmenter=config.tune == "head",
     )
     return _Prepared(chat, segmenter, card, train, test)
@@ -332,7 +361,10 @@ def _report(metrics: dict[str, float], test: SegmentedPairs | None, console: Con
 
 
 def train_reward_model(
-    config: RewardModelConfig, args: TrainingArguments, console: Console | None = None
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    console: Console | None = None,
+    options: DataOptions | None = None,
 ) -> SegmentRewardModel:
     """Train, evaluate and write a reward-model directory.
 
@@ -343,11 +375,15 @@ def train_reward_model(
     assert args.output_dir is not None
     may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     RunDirectory(args.output_dir).check(**may)
-    pairs = _load_pairs(config, console)
+    options = options or DataOptions()
+    loaded = _load_pairs(config, options, args.seed, console)
+    for record in _records(loaded):
+        console.print(str(record), highlight=False, markup=False, soft_wrap=True)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
-    prepared = _prepare(config, args, pairs, console)
-    run = RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args), **may)
+    prepared = _prepare(config, args, (loaded[0].pairs, loaded[1].pairs), console)
+    run = RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args, options), **may)
+    write_records(run.path, _records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
     _turn_off_dropout(model)
     if config.tune == "head":
@@ -364,7 +400,7 @@ def train_reward_model(
         run.path,
         prepared.card,
         summary,
-        dataset=config.dataset_name,
+        dataset=", ".join(names_of(config.dataset_name)),
         pairs=len(prepared.train),
         pad_token_id=prepared.chat.tokenizer.pad_token_id,
     )
@@ -374,5 +410,5 @@ def train_reward_model(
 
 def main(argv: list[str]) -> None:
     """Run `segrew train-rm`."""
-    config, args = parse("train-rm", (RewardModelConfig, RewardTrainingArguments), argv)
-    train_reward_model(config, args)
+    config, args, options = parse("train-rm", (RewardModelConfig, RewardTrainingArguments, DataOptions), argv)
+    train_reward_model(config, args, options=options)
