@@ -55,7 +55,7 @@ def answers_in(row: Row, where: str) -> list[Answer]:
     response = row.get("response", row.get("completion"))
     if isinstance(response, list) and response and isinstance(response[-1], dict):
         response = response[-1].get("content")  # TRL's conversational completion
-    if not isinstance(response, str):
+    if not isinstance(response, str) or not {"prompt", "messages"} & set(row):
         raise ValueError(
             f"{where}: needs 'prompt' and 'response' (or 'chosen' and 'rejected'), as texts or messages; found "
             f"{', '.join(sorted(row))}."

@@ -125,9 +125,10 @@ def encode_prompts(
         if len(ids) > max_length:
             if overlong == "error":
                 raise ValueError(f"{prompt.where}: more than --max_prompt_length {max_length} tokens.")
-            counts["prompts cut" if overlong == "truncate_prompt_left" else "prompts left out"] += 1
             if overlong != "truncate_prompt_left":
+                counts["prompts left out: longer than --max_prompt_length"] += 1
                 continue
+            counts["prompts cut to --max_prompt_length"] += 1
             ids = ids[-max_length:]
         kept.append(prompt)
         encoded.append(ids)
