@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from policy.ppo_config import PPOConfig
-from reward_models.train import RewardModelConfig, RewardTrainingArguments
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import arg, defaults_of, parse, read_yaml, to_dict
 
 ROOT = Path(__file__).parents[2]
