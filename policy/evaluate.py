@@ -70,7 +70,7 @@ def evaluate_policy(
     scored: dict[int, ScoredResponse] = {}
     for rows in micro_batches(conversations, sampling.batch_size):
         part = conversations.select(rows)
-        units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
-        records = reward_model.describe(units, rewards, part)
+        units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
+        records = reward_model.describe(units, readings, part)
         scored.update(zip(rows, records, strict=True))
     return Evaluation(prompts, answers.texts, [scored[i] for i in range(len(prompts))])

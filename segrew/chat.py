@@ -135,9 +135,9 @@ class ChatFormat:
             raise ValueError(f"the chat template refuses a prompt of {roles}: {error}") from error
 
     def prompt_ids(
-        self, messages: list[Message], template: dict[str, Any] | None = None, *, room: int | None = None
+        self, prompt: list[Message] | str, template: dict[str, Any] | None = None, *, room: int | None = None
     ) -> list[int]:
-        """Return the ids of a prompt, with at most one leading BOS.
+        """Return the ids of a prompt, given as messages or as rendered text, with at most one leading BOS.
 
         A prompt of no messages, before answers that are whole texts, is the BOS, or else the end token.
 
@@ -145,10 +145,11 @@ class ChatFormat:
             template: further arguments of the template, such as tools.
             room: tokens of which the last are used; a prompt that is far longer comes back as its own end.
         """
-        if not messages:
+        if not prompt:
             bos = self.tokenizer.bos_token_id
             return [self.tokenizer.eos_token_id if bos is None else bos]
-        ids = self._tokenize(self.render(messages, template), room, tail=True)["input_ids"]
+        text = prompt if isinstance(prompt, str) else self.render(prompt, template)
+        ids = self._tokenize(text, room, tail=True)["input_ids"]
         if ids[:1] != self._leading_bos:  # else the template, or the text itself, begins with it
             ids = self._leading_bos + ids
         if not ids:

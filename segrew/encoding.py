@@ -85,16 +85,26 @@ def fit(
 
 
 def encode_answer(
-    messages: list[Message],
+    messages: list[Message] | str,
     text: str,
     chat: ChatFormat,
     max_length: int,
     overlong: Overlong = "truncate_prompt_left",
     template: dict[str, Any] | None = None,
+    *,
+    finished: bool = True,
 ) -> EncodedAnswer | None:
-    """Encode a finished answer to a prompt within `max_length` tokens (see `fit`)."""
+    """Encode an answer to a prompt, messages or rendered text, within `max_length` tokens (see `fit`).
+
+    Args:
+        template: further arguments of the chat template.
+        finished: False for an answer that was cut off: it gets no stop token, unless it has no other.
+    """
     prompt = chat.prompt_ids(messages, template, room=max_length)
-    return fit(prompt, chat.response_ids(text, room=max_length), True, max_length, overlong)
+    response = chat.response_ids(text, room=max_length)
+    if not finished and len(response) > 1:
+        return fit(prompt, response[:-1], False, max_length, overlong)
+    return fit(prompt, response, True, max_length, overlong)
 
 
 def _sides(pair: PreferencePair, chat: ChatFormat, max_length: int, overlong: Overlong) -> list[EncodedAnswer | None]:

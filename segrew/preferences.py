@@ -171,7 +171,7 @@ def _margin(value: Any, where: str) -> float | None:
     except (TypeError, ValueError):
         margin = math.nan
     if margin is not None and not math.isfinite(margin):
-        raise ValueError(f"{where}: column 'margin' holds {value!r}; it must be a finite number or nothing.")
+        raise ValueError(f"{where}: column 'margin' is {value!r}; it must be a finite number, or nothing.")
     return margin
 
 

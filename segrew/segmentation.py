@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Int64
@@ -23,6 +23,7 @@ from segrew.units import Segmentation, partition, response_index
 Rule = Literal["entropy", "token", "response", "ngram", "random_ngram", "perplexity"]
 WhenExhausted = Literal["remainder", "reshuffle"]
 ReadPosition = Literal["end", "content"]
+Compat = Literal["dense_rlhf_release"]
 
 
 def segment_by_entropy(
@@ -127,6 +128,17 @@ def join_stop(segmentation: Segmentation, ended: Bool[Tensor, " b"]) -> Segmenta
     return Segmentation(segmentation.ids - (final & alone[:, None]).long(), bound=segmentation.size)
 
 
+def leave_out_stop(segmentation: Segmentation, ended: Bool[Tensor, " b"]) -> Segmentation:
+    """Take the stop token of rows that `ended` out of every unit, as the code of 2501.02790 does.
+
+    A row of the stop token alone keeps it: there the released code wraps around to the last column.
+    """
+    mask = segmentation.mask
+    final = mask & ~pad(mask, (0, 1))[:, 1:]
+    leaves = ended & (mask.sum(1) > 1)
+    return Segmentation(segmentation.ids.masked_fill(final & leaves[:, None], -1), bound=segmentation.size)
+
+
 def read_columns(
     segmentation: Segmentation, ended: Bool[Tensor, " b"], read_position: ReadPosition = "end"
 ) -> Int64[Tensor, "b s"]:
@@ -164,6 +176,8 @@ class SegmentationConfig:
         resolved: `threshold` came out of `quantile` or `target_length`, which stay as its provenance.
         n: ngram rule, tokens of a unit; None takes the whole response.
         lengths, repeats, when_exhausted: random n-gram rule.
+        compat: dense_rlhf_release leaves the stop token out of every unit, as the code of 2501.02790 does, but for
+            rule response. Its token level is threshold 0.
     """
 
     rule: Rule = "entropy"
@@ -175,10 +189,18 @@ class SegmentationConfig:
     lengths: tuple[int, ...] = (2, 3, 5, 10)
     repeats: int = 3
     when_exhausted: WhenExhausted = "remainder"
+    compat: Compat | None = None
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"unknown segmentation rule {self.rule!r}: choose one of {', '.join(RULES)}")
+        if self.compat not in (None, *get_args(Compat)):
+            raise ValueError(f"unknown compat {self.compat!r}: there is {', '.join(get_args(Compat))}, or none")
+        if self.compat and self.rule not in ("entropy", "response"):
+            raise ValueError(
+                f"compat {self.compat} knows the rules entropy and response, not {self.rule!r}; its token level is "
+                "rule entropy with threshold 0"
+            )
         object.__setattr__(self, "lengths", tuple(self.lengths))
         given = [name for name in ("threshold", "quantile", "target_length") if getattr(self, name) is not None]
         for name in given:
@@ -209,6 +231,10 @@ class SegmentationConfig:
     @property
     def label(self) -> str:
         """The rule in a few characters, such as entropy>1.75 or ngram-5."""
+        return self._label if self.compat is None else f"{self._label} as in {self.compat}"
+
+    @property
+    def _label(self) -> str:
         if self.rule == "ngram":
             return "ngram" if self.n is None else f"ngram-{self.n}"
         if self.rule != "entropy":
@@ -265,6 +291,8 @@ class SegmentationConfig:
         identity = {"rule": self.rule, **settings, "tokenizer": tokenizer, "read_position": read_position}
         if reads & {"entropy", "logprobs"}:
             identity["segmenter"] = segmenter
+        if self.compat is not None:
+            identity["compat"] = self.compat
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -281,7 +309,10 @@ def segment(
     ended: Bool[Tensor, " b"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Segmentation:
-    """Cut responses by a configured rule; the stop token of rows that `ended` joins the unit before it."""
+    """Cut responses by a configured rule; the stop token of rows that `ended` joins the unit before it.
+
+    With `compat` it is in no unit, unless the whole response is one.
+    """
     inputs = {"entropy": entropy, "logprobs": logprobs, "generator": generator}
     arguments = {name: inputs[name] if name in inputs else getattr(config, name) for name in _reads(config.rule)}
     for name in arguments:
@@ -290,4 +321,7 @@ def segment(
     if config.rule == "entropy" and config.threshold is None:
         raise ValueError(f"{config.label} has no threshold in nats yet: call resolve on the segmenter's entropies")
     cut = RULES[config.rule](mask=mask, **arguments)
-    return cut if ended is None else join_stop(cut, ended)
+    if ended is None:
+        return cut
+    released = config.compat == "dense_rlhf_release" and config.rule != "response"
+    return leave_out_stop(cut, ended) if released else join_stop(cut, ended)

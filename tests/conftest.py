@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import RewardModelConfig, RewardTrainingArguments, train_reward_model
+from reward_models.train import train_reward_model
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import parse
 from segrew.data_options import DataOptions
 from segrew.preferences import everyday_pairs
@@ -35,6 +36,14 @@ def cache(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEGREW_CACHE", str(path))
         yield path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def float32():
+    """Compute in float32 whatever the processor has, so that every machine sees the same numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+        yield
 
 
 def byte_tokenizer(merges: tuple = (), *, adds_bos: bool = False, pad: str | None = "<pad>") -> PreTrainedTokenizerFast:

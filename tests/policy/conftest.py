@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from reward_models import LocationNormalizer, SegmentRewardModel
-from reward_models.segment_reward_model import RewardModelCard
+from reward_models.card import RewardModelCard
 from segrew.chat import ChatFormat
 from segrew.chat_templates import NAMED_TEMPLATES
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint

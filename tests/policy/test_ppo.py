@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 import policy.ppo as ppo
 from policy.ppo import PPOConfig, main, train_policy
 from reward_models import SegmentRewardModel
+from reward_models.reading import Readings
 from segrew.data_options import DataOptions
 
 METRICS = {
@@ -195,11 +196,12 @@ def test_the_critic_learns_and_leaves_reward_model_and_reference_alone(settings,
 def test_dense_reward_moves_the_policy_towards_it(settings, monkeypatch):
     """A reward of 1 for each byte below 64 and −1 above: their share must grow."""
 
-    def unit_rewards(self, conversations, segmentation):
+    def read(self, conversations, segmentation):
         ids = conversations.response_ids
-        return torch.where(ids < 64, 1.0, -1.0).float().where(segmentation.mask, torch.tensor(0.0))
+        rewards = torch.where(ids < 64, 1.0, -1.0).float().where(segmentation.mask, torch.tensor(0.0))
+        return Readings(rewards, rewards.sum(1) / segmentation.counts)
 
-    monkeypatch.setattr(SegmentRewardModel, "unit_rewards", unit_rewards)
+    monkeypatch.setattr(SegmentRewardModel, "read", read)
     config = settings(
         "token", normalizer="none", total_steps=12, rollout_batch_size=32, learning_rate=1e-2, kl_coef=0.0,
         per_device_train_batch_size=32, critic_learning_rate=1e-2,
@@ -231,17 +233,17 @@ def test_effective_sampling_settings_are_recorded(settings):
 
 
 def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):
-    read = SegmentRewardModel.unit_rewards
+    read = SegmentRewardModel.read
 
     def broken(self, conversations, segmentation):
-        rewards = read(self, conversations, segmentation)
-        rewards[0, 0] = float("nan")
-        return rewards
+        readings = read(self, conversations, segmentation)
+        readings.rewards[0, 0] = float("nan")
+        return readings
 
     def no_update(*_):
         raise AssertionError("updated on a bad reward")
 
-    monkeypatch.setattr(SegmentRewardModel, "unit_rewards", broken)
+    monkeypatch.setattr(SegmentRewardModel, "read", broken)
     monkeypatch.setattr(ppo, "update", no_update)
     with pytest.raises(ValueError, match=r"reward model in .* gave the reward nan to unit 0 of sample \d"):
         train_policy(settings())

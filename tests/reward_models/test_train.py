@@ -6,11 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import EvalPrediction
 
+from reward_models.pair_trainer import collate, pair_metrics
 from reward_models.pairs import segment_pairs
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import RewardTrainingArguments, collate, pair_metrics
+from reward_models.train_config import RewardTrainingArguments
 from segrew.chat import ChatFormat
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import read_json, read_jsonl, write_json
@@ -182,7 +182,7 @@ def test_a_stage_and_a_mixture_of_local_sets_train_a_reward_model(tmp_path, trai
 
 def test_b44_a_tie_is_no_win():
     scores = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 4.0], [0.0, 0.0]])
-    assert pair_metrics(EvalPrediction(scores.numpy(), None)) == {"accuracy": 0.25, "ties": 2.0, "margin": 0.0}
+    assert pair_metrics(scores) == {"accuracy": 0.25, "ties": 2.0, "margin": 0.0}
 
 
 def test_evaluation_in_batches_equals_evaluation_at_once(tmp_path, train, pairs_file):

@@ -1,14 +1,14 @@
 """One parser for files and flags: precedence, numbers, booleans, null, and errors that name what is wrong."""
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from policy.ppo_config import PPOConfig
-from reward_models.train import RewardModelConfig, RewardTrainingArguments
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import arg, defaults_of, parse, read_yaml, to_dict
 from segrew.data_options import DataOptions
 
@@ -27,6 +27,7 @@ class Toy:
     name: str = arg("toy", help="A name.")
     ids: list[int] = arg([], help="Numbers.")
     max_pairs: int | None = arg(None, help="A count.")
+    computed: bool = field(default_factory=lambda: True, metadata={"help": "A switch whose default is computed."})
 
 
 @pytest.fixture
@@ -108,6 +109,11 @@ def test_b40_an_unknown_key_names_the_nearest_known_one(toy):
 def test_b40_a_key_given_twice_is_refused_with_its_line(toy):
     with pytest.raises(ValueError, match="the key 'name' is given twice"):
         toy("name: a\nenabled: true\nname: b\n")
+
+
+def test_a_computed_default_of_a_switch_is_the_default(toy):
+    assert toy().computed is True and toy("enabled: true\n").computed is True
+    assert toy("computed: false\n").computed is False and toy(None, "--computed", "false").computed is False
 
 
 def test_no_abbreviations(toy):
