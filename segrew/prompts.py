@@ -49,7 +49,7 @@ def _messages_of(row: Row, where: str) -> list[Message]:
         raise Unusable("empty prompt")
     raise ValueError(
         f"{where}: no column 'prompt' or 'messages', nor conversations in 'chosen' and 'rejected' (found: "
-        f"{', '.join(sorted(row))})."
+        f"{', '.join(sorted(row))}); rename a column, or name the format with --dataset_format."
     )
 
 
