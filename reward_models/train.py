@@ -1,14 +1,16 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 from transformers import TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
 
-from reward_models.checkpoints import ATTENTION, add_unit_attention, load_classifier
+from reward_models.checkpoints import ATTENTION, add_unit_attention, load_classifier, require_head
 from reward_models.frozen_trunk import fit_head, scores_of
 from reward_models.hub import claim_repository, push
 from reward_models.model_card import write_model_card
@@ -75,12 +77,34 @@ def _train_head(prepared: Prepared, model: Any, config: RewardModelConfig, run: 
     return metrics
 
 
+def _checkpoint_of(args: TrainingArguments) -> str | None:
+    """Return the training checkpoint to go on from, if one is asked for.
+
+    Raises:
+        ValueError: there is none, or it lacks its head.
+    """
+    wanted = args.resume_from_checkpoint
+    if not wanted:
+        return None
+    if str(wanted).lower() in ("true", "last", "latest"):
+        wanted = get_last_checkpoint(args.output_dir)
+    if wanted is None or not Path(wanted).is_dir():
+        raise ValueError(
+            f"--resume_from_checkpoint {args.resume_from_checkpoint}: no checkpoint there; checkpoints of "
+            f"{args.output_dir} are its folders checkpoint-N (--save_strategy says when they are written)."
+        )
+    require_head(Path(wanted))
+    return str(wanted)
+
+
 def _train_with_trainer(
-    prepared: Prepared, model: nn.Module, config: RewardModelConfig, args: TrainingArguments, run: RunDirectory
+    prepared: Prepared,
+    model: nn.Module,
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    run: RunDirectory,
+    checkpoint: str | None,
 ) -> dict[str, float]:
-    checkpoint = args.resume_from_checkpoint
-    if isinstance(checkpoint, str) and checkpoint.lower() in ("true", "last", "latest"):
-        checkpoint = True  # type: ignore[assignment]
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
     with scores_as_forward(model, prepared.card):
@@ -121,7 +145,12 @@ def _report(
 
 
 def _fit(
-    prepared: Prepared, model: Any, config: RewardModelConfig, args: TrainingArguments, run: RunDirectory
+    prepared: Prepared,
+    model: Any,
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    run: RunDirectory,
+    checkpoint: str | None,
 ) -> tuple[nn.Module, dict[str, float]]:
     _turn_off_dropout(model)
     if config.tune == "head":
@@ -130,7 +159,7 @@ def _fit(
         add_unit_attention(model)
     if config.tune == "lora":
         model = _with_lora(model, config)
-    return model, _train_with_trainer(prepared, model, config, args, run)
+    return model, _train_with_trainer(prepared, model, config, args, run, checkpoint)
 
 
 def train_reward_model(
@@ -150,6 +179,7 @@ def train_reward_model(
     may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     if first:
         run.check(**may)
+    checkpoint = None if config.tune == "head" else _checkpoint_of(args)
     repository = claim_repository(args) if args.push_to_hub and first else None
     pairs = load_pairs(config, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
@@ -159,7 +189,7 @@ def train_reward_model(
     if first:
         RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args), **may)
     model.to(next(prepared.segmenter.parameters()).device)
-    model, metrics = _fit(prepared, model, config, args, run)
+    model, metrics = _fit(prepared, model, config, args, run, checkpoint)
     summary = _report(metrics, prepared, config, console)
     reward_model = SegmentRewardModel(model.eval(), prepared.chat, prepared.card, segmenter=prepared.segmenter)
     if not first:
