@@ -195,7 +195,7 @@ def train_reward_model(
     if not first:
         return reward_model
     reward_model.save_pretrained(run.path, merge=config.lora_merge)
-    run.write_json("evaluation.json", summary)
+    run.write_json("evaluation.json", summary | ({"repository": repository} if repository else {}))
     write_model_card(run.path)
     console.print(f"Reward model written to {run.path}; next: segrew calibrate --reward_model {run.path}")
     if repository is not None:
