@@ -291,3 +291,23 @@ def test_flags_reach_the_run(settings, capsys):
     ]  # fmt: skip
     main(flags)
     assert len(lines(Path(config.output_dir), "metrics.jsonl")) == 1
+
+
+def test_a_released_convention_runs(settings):
+    path = train_policy(settings("released", action_rule="entropy", total_steps=1))
+    assert math.isfinite(lines(path, "metrics.jsonl")[0]["reward/dense_sum"])
+
+
+@pytest.mark.filterwarnings("ignore:.*is read as an ordinary .bandit. reward model:UserWarning")
+def test_a_reward_model_of_another_program_gives_its_score_at_the_end(settings, reward_dirs, tmp_path):
+    """Without segrew.json it is bandit PPO, and the reference cuts where actions need a model."""
+    stock = shutil.copytree(reward_dirs["response"], tmp_path / "stock")
+    (stock / "segrew.json").unlink()
+    (stock / "normalizer.json").unlink()
+    flags = {"reward_rule": "terminal", "action_rule": "entropy", "entropy_threshold": 5.2, "total_steps": 1}
+    paths = [
+        train_policy(settings("response", output_dir=str(tmp_path / name), reward_model_path=str(path), **flags))
+        for name, path in (("ours", reward_dirs["response"]), ("theirs", stock))
+    ]
+    one, other = (lines(path, "metrics.jsonl")[0]["reward/score"] for path in paths)
+    assert one == pytest.approx(other, abs=1e-6)
