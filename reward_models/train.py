@@ -20,7 +20,6 @@ from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from reward_models.train_inputs import Prepared, load_pairs, prepare
 from segrew.config import parse, to_dict
-from segrew.language_models import plain_model
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
 from segrew.run_directory import RunDirectory
@@ -152,10 +151,15 @@ def _fit(
     run: RunDirectory,
     checkpoint: str | None,
 ) -> tuple[nn.Module, dict[str, float]]:
+    if hasattr(model, "peft_config"):  # an adapter to start from becomes part of its base
+        model = model.merge_and_unload()
+    model.requires_grad_(True)
     _turn_off_dropout(model)
     if config.tune == "head":
         return model, _train_head(prepared, model, config, run)
-    if config.aggregator == "learned" and not hasattr(plain_model(model), ATTENTION):
+    if config.aggregator != "learned":
+        model._modules.pop(ATTENTION, None)  # of a reward model to start from
+    elif not hasattr(model, ATTENTION):
         add_unit_attention(model)
     if config.tune == "lora":
         model = _with_lora(model, config)

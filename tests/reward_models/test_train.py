@@ -127,6 +127,16 @@ def test_b32_training_on_from_a_reward_model_starts_from_its_scores(tmp_path, tr
         train(tmp_path / "c", model_name_or_path=tmp_path / "a", tune="head")
 
 
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_b32_training_on_from_an_adapter_starts_from_its_scores(tmp_path, train, pairs_file, tune):
+    pair = load_preferences(str(pairs_file)).pairs[0]
+    first = train(tmp_path / "a", max_steps=2, lora_merge=False, **SGD | {"tune": "lora", "learning_rate": 0.1})
+    flags = SGD | {"model_name_or_path": tmp_path / "a", "max_steps": 1, "tune": tune}
+    same, moved = (train(tmp_path / str(rate), **flags | {"learning_rate": rate}) for rate in (0, 0.1))
+    assert margin(same, pair) == pytest.approx(margin(first, pair), abs=1e-5)
+    assert abs(margin(moved, pair) - margin(same, pair)) > 1e-5
+
+
 def test_the_evaluation_is_reported_with_interval_and_baseline(tmp_path, train, pairs_file):
     shutil.copy(pairs_file, tmp_path / "eval.jsonl")
     model = train(tmp_path / "a", tune="head", eval_dataset_name=tmp_path / "eval.jsonl")
