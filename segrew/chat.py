@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +201,12 @@ class ResponseTexts(Sequence[ResponseText]):
 def _covered(prefixes: list[str]) -> list[tuple[int, int]]:
     """Characters [start, end) of each token, from the texts of growing prefixes.
 
-    What a prefix has and the whole has not is a replacement mark for a character that a later token ends.
+    What a prefix has and the whole has not is a replacement mark for a character that a later token ends; a token
+    that adds nothing to such a mark is part of what it stands for.
     """
     whole, spans, end, unfinished = prefixes[-1], [], 0, False
-    for prefix in prefixes:
-        start = end - unfinished
+    for before, prefix in pairwise(["", *prefixes]):
+        start = end - (unfinished or (before == prefix and prefix.endswith(_BROKEN)))
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, whole, strict=False)))
         unfinished = same < len(prefix) and same < len(whole)
         end = max(end, same + unfinished)

@@ -100,7 +100,7 @@ def _is_python(text: str) -> bool:
     code, length = _longest_parsable(text, 0)
     if code is None or not code.body:
         return False
-    return length == len(text) or any(not isinstance(statement, ast.Expr) for statement in code.body)
+    return length == len(text) or not all(isinstance(one, ast.Expr | ast.AnnAssign) for one in code.body)
 
 
 def _statement_starts(text: ResponseText, code: _Code, max_tokens: int) -> list[int]:
