@@ -43,7 +43,7 @@ def over_thresholds(
     entropy: Float[Tensor, "b t"],
     mask: Bool[Tensor, "b t"],
     ended: Bool[Tensor, " b"],
-    texts: Sequence[ResponseText],
+    texts: Sequence[ResponseText] | None,
 ) -> list[UnitLengths]:
     """Cut responses by many quantiles of the same entropies."""
     measured = []
@@ -55,7 +55,7 @@ def over_thresholds(
 
 def length_table(chosen: UnitLengths, others: Sequence[UnitLengths]) -> Table:
     """Lay out the chosen rule, and other thresholds from the same pass."""
-    table = Table("rule", "threshold (nats)", "mean", "median", "90 %", "units a response", title="Tokens a unit")
+    table = Table("rule", "nats", "mean", "median", "90 %", "units a response", title="Tokens a unit")
     for row in (chosen, *others):
         threshold = "" if row.rule.threshold is None else f"{row.rule.threshold:.3f}"
         name = chosen.rule.label if row is chosen else f"quantile {row.rule.quantile:g}"

@@ -74,7 +74,7 @@ def test_prose_around_fences_goes_by_sentence():
 
 
 def test_code_that_is_indented_as_a_whole():
-    expected = ["1. Like so:\n   ", "```py\n   aa = 1\n   ", "if aa:\n      ", "bb = 2\n   ```\n", "Yes."]
+    expected = ["1. Like so:\n   ", "```py\n   aa = 1\n   ", "if a:\n      ", "bb = 2\n   ```\n", "Yes."]
     assert units("".join(expected), 6) == expected
 
 
@@ -98,8 +98,10 @@ def test_a_response_without_fences_is_code_if_it_is_python(text, is_code):
     assert by_sentence != is_code
 
 
-PIECES = ["def f(x):\n", "  return x\n", "x = 1\n", "```\n", "(", "]", "'", '"""', "# c\n", "é🙂", "\r\n", "\x0c", "\x00",
-          "\\\n", ";", "@d\n", "if a:\n", "\n\n", "f'{x}'", "Hello. You! ", "1. ", "\t", "\u2028", "lambda: 0", "x:y\n"]  # fmt: skip
+PIECES = [
+    "def f(x):\n", "  return x\n", "x = 1\n", "```\n", "(", "]", "'", '"""', "# c\n", "é🙂", "\r\n", "\x0c", "\x00",
+    "\\\n", ";", "@d\n", "if a:\n", "\n\n", "f'{x}'", "Hello. You! ", "1. ", "\t", "\u2028", "lambda: 0", "x:y\n",
+]  # fmt: skip
 
 
 @settings(max_examples=200, deadline=None)
