@@ -1,4 +1,4 @@
-"""Seconds per 1,000 response tokens of each segmentation rule, on the embedded test pairs.
+"""Processor seconds per 1,000 response tokens of each segmentation rule, on the embedded test pairs.
 
     python benchmarks/segmentation_rules.py                     # SmolLM2-135M's tokenizer and forward pass
     python benchmarks/segmentation_rules.py --tiny              # a tokenizer and model made on the spot
@@ -37,13 +37,13 @@ from segrew.tiny_model import make_tiny_model
 
 
 def median_seconds(function: Callable[[], Any], repeats: int) -> float:
-    """Median wall time after one call to warm up."""
+    """Median processor time after one call to warm up: other jobs on the machine hardly change it."""
     function()
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = time.process_time()
         function()
-        times.append(time.perf_counter() - begin)
+        times.append(time.process_time() - begin)
     return statistics.median(times)
 
 
