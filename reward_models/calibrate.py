@@ -16,6 +16,7 @@ from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass
@@ -50,6 +51,7 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     rows = config.per_device_eval_batch_size
     data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
+    warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
     rewards = readings_of(reward_model, data, batch_size=rows, description="Reading rewards").rewards[unit_mask]
     locations = data.segmentation.locations[unit_mask]

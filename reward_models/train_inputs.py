@@ -14,6 +14,7 @@ from reward_models.train_config import RewardModelConfig
 from segrew.chat import ChatFormat
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint
 from segrew.preferences import load_preferences
+from segrew.text_rules import warn_of_fallbacks
 
 
 def load_pairs(config: RewardModelConfig, console: Console) -> tuple[list, list]:
@@ -95,6 +96,7 @@ def prepare(config: RewardModelConfig, args: TrainingArguments, pairs: tuple[lis
     test = None
     if test_pairs:
         test = segment_pairs(test_pairs, chat, train.rule, segmenter, description=f"{label} test ", **shared)
+    warn_of_fallbacks(data.segmentation for data in (train, test) if data is not None)
     if train.margins is not None:
         console.print("Column 'margin': each pair's chosen score is to lead by that much")
     lengths = train.segmentation.lengths[train.segmentation.unit_mask].float()

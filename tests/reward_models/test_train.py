@@ -179,6 +179,16 @@ def test_evaluation_in_batches_equals_evaluation_at_once(tmp_path, train, pairs_
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
+def test_the_released_convention_trains_and_is_kept(tmp_path, train):
+    path = tmp_path / "a"
+    model = train(path, tune="head", compat="dense_rlhf_release", quantile=0.7)
+    assert read_json(path / "segrew.json")["segmentation"]["compat"] == "dense_rlhf_release"
+    (record,) = model.score([[{"role": "user", "content": "Why?"}]], ["Because it is so."])
+    assert sum(s.tokens for s in record.segments) == len(model.chat.response_ids("Because it is so.")) - 1
+    with pytest.raises(ValueError, match="--compat dense_rlhf_release with --read_position content"):
+        train(tmp_path / "b", compat="dense_rlhf_release", read_position="content")
+
+
 def test_the_resolved_settings_are_in_the_run_folder(tmp_path, train):
     train(tmp_path / "a", tune="head", quantile=0.7)
     record = read_json(tmp_path / "a" / "run.json")
