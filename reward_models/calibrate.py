@@ -19,6 +19,7 @@ from segrew.config import arg, parse
 from segrew.data_options import DataOptions
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 from segrew.sources import DataRecord, write_records
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass
@@ -60,6 +61,7 @@ def calibrate(
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     rows = config.per_device_eval_batch_size
     data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
+    warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
     rewards = readings_of(reward_model, data, batch_size=rows, description="Reading rewards").rewards[unit_mask]
     locations = data.segmentation.locations[unit_mask]

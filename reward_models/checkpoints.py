@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from reward_models.card import CARD_FILE
-from reward_models.foreign_checkpoints import head_renaming
+from reward_models.foreign_checkpoints import head_renaming, weight_names
 from segrew.embedded_model import resolve_model
 from segrew.language_models import plain_model
 from segrew.run_directory import read_json, write_json
@@ -78,6 +80,7 @@ def load_classifier(
     if missing:
         head: Any = model.score
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
+        warnings.warn(f"'{name_or_path}' has no head: score.weight is new, with random values", stacklevel=2)
     if f"{ATTENTION}.weight" in unexpected:
         add_unit_attention(model, _read_weight(Path(path), f"{ATTENTION}.weight"))
     return model
@@ -117,6 +120,19 @@ def _read_weight(directory: Path, name: str) -> Tensor:
             if name in file.keys():  # noqa: SIM118, a safetensors handle is no dict
                 return file.get_tensor(name)
     raise ValueError(f"{directory}: no safetensors file holds {name}.")
+
+
+def require_head(checkpoint: Path) -> None:
+    """Refuse to resume from a training checkpoint without its head, which the Trainer would leave at random values.
+
+    Raises:
+        ValueError: the head is not among the weights there.
+    """
+    if not any(re.search(r"(^|\.)score\b.*weight$", name) for name in weight_names(checkpoint)):
+        raise ValueError(
+            f"{checkpoint}: the head, score.weight, is not among the weights, so training cannot go on from there; "
+            "resume from another checkpoint."
+        )
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:

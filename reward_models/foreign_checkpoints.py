@@ -4,12 +4,12 @@ TRL writes the stock layout (head `score`). OpenRLHF and the code of 2501.02790,
 by `value_head_prefix` (`score` or `value_head`) and keep mean and std of the score in `config.json`.
 """
 
-import json
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 
 from reward_models.card import CARD_FILE, RewardModelCard
@@ -20,7 +20,6 @@ from segrew.run_directory import read_json
 from segrew.segmentation import SegmentationConfig
 
 _HEAD = re.compile(r"^(?P<prefix>(?:.*\.)?)(?:score|value_head)\.weight$")
-_SINGLE = "model.safetensors"
 
 
 def weight_names(directory: Path) -> list[str]:
@@ -28,10 +27,10 @@ def weight_names(directory: Path) -> list[str]:
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (directory / index).is_file():
             return sorted(read_json(directory / index)["weight_map"])
-    if (directory / _SINGLE).is_file():
-        with (directory / _SINGLE).open("rb") as file:  # the header: its length in 8 bytes, then JSON
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return sorted(set(header) - {"__metadata__"})
+    for single in ("model.safetensors", "adapter_model.safetensors"):
+        if (directory / single).is_file():
+            with safe_open(directory / single, "pt") as file:
+                return sorted(file.keys())
     if (directory / "pytorch_model.bin").is_file():
         import torch
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-_NOT_PUSHED = ["checkpoint-*", "checkpoint-*/**", "runs/**", "*.partial"]
+# Training states, tracker files, and the text of the data, which is its owner's to publish.
+_NOT_PUSHED = ["checkpoint-*", "checkpoint-*/**", "runs/**", "scored_pairs/**", "*.partial"]
 
 
 def claim_repository(args: TrainingArguments) -> str:
@@ -27,7 +28,7 @@ def claim_repository(args: TrainingArguments) -> str:
 
 
 def push(directory: Path, repository: str, args: TrainingArguments) -> str:
-    """Upload everything but training checkpoints; return the address.
+    """Upload everything but training checkpoints and scored pairs; return the address.
 
     Raises:
         ValueError: the upload failed; what was trained lies in `directory`.

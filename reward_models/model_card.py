@@ -82,7 +82,7 @@ def render_model_card(directory: Path) -> str:
         accuracy=_accuracy(evaluation),
         normalizer=_normalizer(directory, card),
         benchmarks="".join(_benchmark_table(results) for results in benchmarks),
-        name=directory.name,
+        name=evaluation.get("repository", directory.name),
         options=f", num_labels=1, pad_token_id={pad_token_id}" if adapter else "",
     )
 
@@ -160,13 +160,13 @@ def _accuracy(evaluation: dict[str, Any]) -> str:
 def _normalizer(directory: Path, card: RewardModelCard) -> str:
     path = directory / "normalizer.json"
     if not path.is_file() and card.segmentation.rule == "response":
-        return "One reward a response needs no normalizer by location.\n"
+        return "One reward a response needs no normalizer by location."
     if not path.is_file():
-        return "It has no normalizer yet, which dense-reward PPO needs: `segrew calibrate`.\n"
+        return "It has no normalizer yet, which dense-reward PPO needs: `segrew calibrate`."
     fit = LocationNormalizer.load(path)
     return (
         f"A reward at location p is standardized by mean {fit.w_mu:+.4f} ln p {fit.b_mu:+.4f} and spread "
-        f"{fit.w_sigma:+.4f} ln p {fit.b_sigma:+.4f} (`normalizer.json`).\n"
+        f"{fit.w_sigma:+.4f} ln p {fit.b_sigma:+.4f} (`normalizer.json`)."
     )
 
 
@@ -175,4 +175,4 @@ def _benchmark_table(results: dict[str, Any]) -> str:
     n = sum(entry["n"] for entry in results["subsets"].values())
     if results["overall"] is not None:
         rows.append(f"| overall | {n} | {results['overall']:.3f} |")
-    return "\n".join(["", f"| {results['benchmark']} | n | accuracy |", "|---|---|---|", *rows, "", ""])
+    return "\n".join(["", f"| {results['benchmark']} | n | accuracy |", "|---|---|---|", *rows, ""])

@@ -17,6 +17,7 @@ from segrew.language_models import Conversations, micro_batches
 from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def segment_pairs(
         conversations.mask,
         entropy=features.entropy if features else None,
         logprobs=features.logprobs if features else None,
+        texts=chat.response_texts(conversations.responses),
         ended=conversations.ended,
     )
     return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule, fitted)
@@ -192,12 +194,15 @@ def score_pairs(
 ) -> list[ScoredPair]:
     """Score both answers of each pair, with what the cache knows of them already."""
     scored: list[ScoredPair] = []
+    cuts: list[Segmentation] = []
     chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
     for chunk in track(chunks, description, disable=not description):
         data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
+        cuts.append(data.segmentation)
         readings = readings_of(reward_model, data, batch_size=batch_size)
         texts = [None if p.ids else text for p in data.pairs for text in (p.chosen, p.rejected)]
         records = reward_model.describe(data.segmentation, readings, data.conversations, texts)
         sides = zip(data.pairs, records[0::2], records[1::2], data.encoded, strict=True)
         scored += [ScoredPair(pair, chosen, rejected, encoded.cut) for pair, chosen, rejected, encoded in sides]
+    warn_of_fallbacks(cuts)
     return scored

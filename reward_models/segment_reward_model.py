@@ -35,6 +35,7 @@ from segrew.language_models import (
     unused_pad_id,
 )
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, segment
+from segrew.text_rules import warn_of_fallbacks
 
 NORMALIZER_FILE = "normalizer.json"
 
@@ -231,7 +232,13 @@ class SegmentRewardModel:
         if states is None:
             states = response_states(self.model, conversations).at
         segmentation = segment(
-            self.segmentation, mask, entropy=entropy, logprobs=logprobs, ended=ended, generator=generator
+            self.segmentation,
+            mask,
+            entropy=entropy,
+            logprobs=logprobs,
+            texts=self.chat.response_texts(conversations.responses),
+            ended=ended,
+            generator=generator,
         )
         return segmentation, read_states(self.model, states, conversations.ended, segmentation, self.card)
 
@@ -285,13 +292,16 @@ class SegmentRewardModel:
         ended = torch.tensor([row.ended for row in rows], dtype=torch.bool)
         conversations = Conversations([row.prompt for row in rows], [row.response for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
+        cuts: list[Segmentation] = []
         batches = list(micro_batches(conversations, batch_size))
         for batch in track(batches, description, disable=not description):
             part = conversations.select(batch)
             segmentation, readings = self.segment_and_read(part)
+            cuts.append(segmentation)
             texts = [responses[i] for i in batch]
             for i, record in zip(batch, self.describe(segmentation, readings, part, texts), strict=True):
                 scored[i] = replace(record, cut=rows[i].cut)
+        warn_of_fallbacks(cuts)
         return [scored[i] for i in range(len(rows))]
 
     def describe(

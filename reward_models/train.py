@@ -1,14 +1,16 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 from transformers import TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
 
-from reward_models.checkpoints import ATTENTION, add_unit_attention, load_classifier
+from reward_models.checkpoints import ATTENTION, add_unit_attention, load_classifier, require_head
 from reward_models.frozen_trunk import fit_head, scores_of
 from reward_models.hub import claim_repository, push
 from reward_models.model_card import write_model_card
@@ -19,7 +21,6 @@ from reward_models.train_config import RewardModelConfig, RewardTrainingArgument
 from reward_models.train_inputs import Prepared, data_records, load_pairs, prepare
 from segrew.config import parse, to_dict
 from segrew.data_options import DataOptions
-from segrew.language_models import plain_model
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
 from segrew.run_directory import RunDirectory
@@ -77,12 +78,34 @@ def _train_head(prepared: Prepared, model: Any, config: RewardModelConfig, run: 
     return metrics
 
 
+def _checkpoint_of(args: TrainingArguments) -> str | None:
+    """Return the training checkpoint to go on from, if one is asked for.
+
+    Raises:
+        ValueError: there is none, or it lacks its head.
+    """
+    wanted = args.resume_from_checkpoint
+    if not wanted:
+        return None
+    if str(wanted).lower() in ("true", "last", "latest"):
+        wanted = get_last_checkpoint(args.output_dir)
+    if wanted is None or not Path(wanted).is_dir():
+        raise ValueError(
+            f"--resume_from_checkpoint {args.resume_from_checkpoint}: no checkpoint there; checkpoints of "
+            f"{args.output_dir} are its folders checkpoint-N (--save_strategy says when they are written)."
+        )
+    require_head(Path(wanted))
+    return str(wanted)
+
+
 def _train_with_trainer(
-    prepared: Prepared, model: nn.Module, config: RewardModelConfig, args: TrainingArguments, run: RunDirectory
+    prepared: Prepared,
+    model: nn.Module,
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    run: RunDirectory,
+    checkpoint: str | None,
 ) -> dict[str, float]:
-    checkpoint = args.resume_from_checkpoint
-    if isinstance(checkpoint, str) and checkpoint.lower() in ("true", "last", "latest"):
-        checkpoint = True  # type: ignore[assignment]
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
     with scores_as_forward(model, prepared.card):
@@ -124,16 +147,26 @@ def _report(
 
 
 def _fit(
-    prepared: Prepared, model: Any, config: RewardModelConfig, args: TrainingArguments, run: RunDirectory
+    prepared: Prepared,
+    model: Any,
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    run: RunDirectory,
+    checkpoint: str | None,
 ) -> tuple[nn.Module, dict[str, float]]:
+    if hasattr(model, "peft_config"):  # an adapter to start from becomes part of its base
+        model = model.merge_and_unload()
+    model.requires_grad_(True)
     _turn_off_dropout(model)
     if config.tune == "head":
         return model, _train_head(prepared, model, config, run)
-    if config.aggregator == "learned" and not hasattr(plain_model(model), ATTENTION):
+    if config.aggregator != "learned":
+        model._modules.pop(ATTENTION, None)  # of a reward model to start from
+    elif not hasattr(model, ATTENTION):
         add_unit_attention(model)
     if config.tune == "lora":
         model = _with_lora(model, config)
-    return model, _train_with_trainer(prepared, model, config, args, run)
+    return model, _train_with_trainer(prepared, model, config, args, run, checkpoint)
 
 
 def train_reward_model(
@@ -156,6 +189,7 @@ def train_reward_model(
     may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     if first:
         run.check(**may)
+    checkpoint = None if config.tune == "head" else _checkpoint_of(args)
     repository = claim_repository(args) if args.push_to_hub and first else None
     options = options or DataOptions()
     loaded = load_pairs(config, options, args.seed, console)
@@ -167,13 +201,13 @@ def train_reward_model(
         RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args, options), **may)
         write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
-    model, metrics = _fit(prepared, model, config, args, run)
+    model, metrics = _fit(prepared, model, config, args, run, checkpoint)
     summary = _report(metrics, prepared, config, console)
     reward_model = SegmentRewardModel(model.eval(), prepared.chat, prepared.card, segmenter=prepared.segmenter)
     if not first:
         return reward_model
     reward_model.save_pretrained(run.path, merge=config.lora_merge)
-    run.write_json("evaluation.json", summary)
+    run.write_json("evaluation.json", summary | ({"repository": repository} if repository else {}))
     write_model_card(run.path)
     console.print(f"Reward model written to {run.path}; next: segrew calibrate --reward_model {run.path}")
     if repository is not None:

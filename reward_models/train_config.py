@@ -13,11 +13,11 @@ from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong
 from segrew.language_models import best_dtype
 from segrew.preferences import EMBEDDED_PAIRS
-from segrew.segmentation import Compat, SegmentationConfig
+from segrew.rule_flags import RuleFlags
 
 
 @dataclass
-class RewardModelConfig:
+class RewardModelConfig(RuleFlags):
     """What the reward model is: base, data, rule, aggregator, and which weights learn."""
 
     model_name_or_path: str = arg(EMBEDDED_MODEL, help="Causal model, or reward model, to start from.")
@@ -32,13 +32,7 @@ class RewardModelConfig:
     eval_dataset_name: str | None = arg(None, help="Pairs to evaluate on, if not a split of --dataset_name.")
     chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
     system_role: SystemRole = arg("merge", help="Where the template has none: merge it into the first turn, or refuse.")
-    rule: Literal["entropy", "token", "response", "ngram", "perplexity"] = arg("entropy", help="Where units end.")
-    threshold: float | None = arg(None, help="Entropy (nats) above which a token opens a unit.")
-    quantile: float | None = arg(None, help="The threshold as a quantile of the model's own entropy (default 0.8).")
-    target_length: float | None = arg(None, help="The threshold that gives units of this mean length, in tokens.")
-    n: int = arg(5, help="Tokens a unit, for the n-gram rule.")
     read_position: Literal["end", "content"] = arg("end", help="Read the last unit at the stop token, or before it.")
-    compat: Compat | None = arg(None, help="dense_rlhf_release: the stop token is in no unit, as in 2501.02790's code.")
     aggregator: Aggregator = arg("mean", help="How unit rewards become the score; see docs/aggregators.md.")
     temperature: float = arg(1.0, help="Of the soft aggregators and of the attention of 'learned'.")
     center_rewards_coefficient: float | None = arg(
@@ -61,7 +55,17 @@ class RewardModelConfig:
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
-        self.segmentation()  # refuses its own bad values
+        rule = self.segmentation()  # refuses its own bad values
+        if "generator" in rule.reads:
+            raise ValueError(
+                f"--rule {self.rule}: draws other units each time, and a reward model is read at the same ones always; "
+                "it is for --action_rule of `segrew ppo`."
+            )
+        if self.compat and self.read_position != "end":
+            raise ValueError(
+                f"--compat {self.compat} with --read_position {self.read_position}: the stop token is in no unit "
+                "there, so the last unit ends before it anyway; leave --read_position out."
+            )
         if self.temperature <= 0:
             raise ValueError(f"--temperature {self.temperature}: must be positive.")
         if self.max_length < 8:
@@ -77,17 +81,6 @@ class RewardModelConfig:
                 "--aggregator learned with --tune head: the frozen trunk's fit finds one linear head, and 'learned' "
                 "has a second one, for the attention over units; use --tune lora or full."
             )
-
-    def segmentation(self) -> SegmentationConfig:
-        """Return the rule; its threshold is resolved on the training pairs."""
-        return SegmentationConfig(
-            rule=self.rule,
-            threshold=self.threshold,
-            quantile=self.quantile,
-            target_length=self.target_length,
-            n=self.n,
-            compat=self.compat,
-        )
 
 
 @dataclass

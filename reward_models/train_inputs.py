@@ -19,6 +19,7 @@ from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerp
 from segrew.preferences import LoadedPairs, load_preferences
 from segrew.records import splits_of
 from segrew.sources import DataRecord, names_of
+from segrew.text_rules import warn_of_fallbacks
 
 
 def load_pairs(
@@ -123,6 +124,7 @@ def prepare(
     test = None
     if test_pairs:
         test = segment_pairs(test_pairs, chat, train.rule, segmenter, description=f"{label} test ", **shared)
+    warn_of_fallbacks(data.segmentation for data in (train, test) if data is not None)
     for role, data in (("training", train), ("evaluation", test)):
         for reason, count in (data.fitted if data else {}).items():
             console.print(f"{count} {role} {reason}")

@@ -1,6 +1,7 @@
 """Chat templates: named ones, the date that some write, and those that know no system role."""
 
 import re
+import warnings
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +50,18 @@ def freeze_date(template: str) -> str:
             "frozen; write the date into a copy of the template and pass that as --chat_template FILE.jinja."
         )
     return frozen
+
+
+def freeze_template(tokenizer: Any) -> None:
+    """Take today's date out of the tokenizer's template, or templates, and say so."""
+    template = tokenizer.chat_template
+    frozen = {k: freeze_date(v) for k, v in template.items()} if isinstance(template, dict) else freeze_date(template)
+    if frozen != template:
+        warnings.warn(
+            f"the chat template writes today's date; segrew writes {FROZEN_DATE:%d %b %Y} there on every day.",
+            stacklevel=3,
+        )
+        tokenizer.chat_template = frozen
 
 
 def takes_system(tokenizer: Any) -> bool:

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,12 +17,12 @@ from segrew.data_options import STAGES, DataOptions
 from segrew.dataset_formats import gives_pairs
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
-from segrew.language_models import load_causal_lm, load_tokenizer
+from segrew.language_models import load_tokenizer
 from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, PreferencePair, key_of, load_preferences, longer_wins
 from segrew.prompts import LoadedPrompts, encode_prompts, load_prompts
+from segrew.rule_flags import RuleFlags
 from segrew.run_directory import write_jsonl
-from segrew.segmentation import SegmentationConfig, segment
-from segrew.segmenter import response_features
+from segrew.segmentation import Rule, SegmentationConfig, segment
 from segrew.sources import DataRecord, Source, names_of, prompt_key, rows_of, stage_of
 
 _MOST = 32_768  # tokens counted of one pair at most
@@ -30,25 +31,32 @@ _QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 
 
 @dataclass
-class DataConfig:
-    """Which data, in whose tokens, and how the example is cut."""
+class DataConfig(RuleFlags):
+    """Which data, in whose tokens, and the units of the example."""
+
+    rule: Rule = arg("sentence", help="Where units of the example end: a rule that needs no model.")
 
     dataset_name: list[str] | str = arg(
         [EMBEDDED_PAIRS], help="Pairs or prompts: files, directories, hub names, 'everyday'."
     )
     dataset_split: str = arg("train", help="Split of it.")
-    model_name_or_path: str = arg(EMBEDDED_MODEL, help="Model whose tokenizer and template are used, and which cuts.")
+    model_name_or_path: str = arg(EMBEDDED_MODEL, help="Model whose tokenizer and chat template are used.")
     chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
     system_role: SystemRole = arg("merge", help="Where the template has none: merge it into the first turn, or refuse.")
-    rule: Literal["entropy", "token", "response", "ngram", "perplexity"] = arg("entropy", help="Where units end.")
-    threshold: float | None = arg(None, help="Entropy (nats) above which a token opens a unit.")
-    quantile: float | None = arg(None, help="The threshold as a quantile of the example's own entropy (default 0.8).")
-    n: int = arg(5, help="Tokens a unit, for the n-gram rule.")
     max_length: int = arg(1024, help="Tokens of prompt and response together.")
     overlong: Overlong = arg("truncate_prompt_left", help="What becomes of more tokens: what is cut first, or neither.")
     max_pairs: int | None = arg(None, help="Look at so many rows at most: the first, or a draw from several sets.")
     seed: int = arg(0, help="Of the draw from several data sets.")
     output_file: str | None = arg(None, help="Write the pairs here, as .jsonl in TRL's conversational columns.")
+
+    def __post_init__(self) -> None:
+        rule = self.segmentation()
+        rule.software()  # refuses what is not installed
+        if rule.needs_model:
+            raise ValueError(
+                f"--rule {self.rule}: cuts by what a model says of the tokens, and `segrew data` runs none; "
+                "`segrew segment` does."
+            )
 
 
 def _quantile_table(lengths: dict[str, list[int]]) -> Table:
@@ -94,21 +102,20 @@ def _shortened(text: str, most: int = 800) -> str:
     return text.replace("\n", "\\n")
 
 
-def _example(
-    pair: PreferencePair, encoded: EncodedPair, chat: ChatFormat, rule: SegmentationConfig, model_name: str
-) -> list[Table]:
+def _example(pair: PreferencePair, encoded: EncodedPair, chat: ChatFormat, rule: SegmentationConfig) -> list[Table]:
     """Lay one pair out as the model sees it: tokens, the mask of what is scored, units and their text."""
     conversations = conversations_of([encoded])
-    entropy = logprobs = None
-    if rule.needs_model:
-        features = response_features(load_causal_lm(model_name), conversations, store=False)
-        entropy, logprobs = features.entropy, features.logprobs
-        rule = rule.resolve(entropy, conversations.mask)
-    cut = segment(rule, conversations.mask, entropy=entropy, logprobs=logprobs, ended=conversations.ended)
+    cut = segment(
+        rule,
+        conversations.mask,
+        texts=chat.response_texts(conversations.responses),
+        ended=conversations.ended,
+        generator=torch.Generator().manual_seed(0),
+    )
     tables = []
     for b, (side, text) in enumerate((("chosen", pair.chosen), ("rejected", pair.rejected))):
         prompt, ids = conversations.prompts[b], conversations.responses[b]
-        table = Table("tokens", "mask", "unit", "text", title=f"{side}, {rule.label}", title_justify="left")
+        table = Table("tokens", "mask", "unit", "text", title=side, title_justify="left")
         before = "the same prompt" if b and prompt == conversations.prompts[0] else chat.tokenizer.decode(prompt)
         table.add_row(f"0-{len(prompt) - 1}", "0", "", Text(_shortened(before), style="dim"))
         ends = cut.ends[b, : int(cut.counts[b])].tolist()
@@ -129,7 +136,7 @@ def _example(
 def _show_pairs(
     loaded: LoadedPairs, chat: ChatFormat, config: DataConfig, options: DataOptions, console: Console
 ) -> None:
-    rule = SegmentationConfig(rule=config.rule, threshold=config.threshold, quantile=config.quantile, n=config.n)
+    rule = config.segmentation()
     pairs, encoded, fitted = encode_pairs(loaded.pairs, chat, config.max_length, config.overlong)
     console.print(
         str(DataRecord("usable", "pairs", len(pairs), loaded.sources, fitted)),
@@ -144,9 +151,10 @@ def _show_pairs(
     console.print(_quantile_table(_lengths(whole)))
     if pairs:
         console.print(
-            "\nThe first pair as the model sees it: rewards are read where the mask is 1, at each unit's end."
+            f"\nThe first pair as the model sees it, its units by rule {rule.label}: rewards are read where the mask "
+            "is 1, at each unit's end."
         )
-        for table in _example(pairs[0], encoded[0], chat, rule, config.model_name_or_path):
+        for table in _example(pairs[0], encoded[0], chat, rule):
             console.print(table)
 
 

@@ -34,8 +34,30 @@ def test_both_axes_share_the_entropy_threshold(reward_model):
     assert axes.terminal and axes.normalizer is None and axes.rewards == reward_model.segmentation
 
 
+def test_a_reward_rule_that_leaves_out_the_stop_token_still_lets_it_act(reward_dirs):
+    model = SegmentRewardModel.from_pretrained(reward_dirs["released"], device=torch.device("cpu"))
+    axes = Axes.from_config(config(action_rule="entropy"), model)
+    assert axes.rewards.compat == "dense_rlhf_release" and axes.actions == SegmentationConfig(threshold=5.2)
+
+
 def test_n_grams_take_their_length_from_the_settings(reward_model):
     assert Axes.from_config(config(action_rule="ngram", n=3), reward_model).actions.label == "ngram-3"
+
+
+def test_a_setting_that_neither_rule_reads_is_refused(reward_model):
+    for wrong, message in [
+        ({"n": 3}, "--n 3: rule token does not read it"),
+        ({"entropy_threshold": 1.0}, "--entropy_threshold 1.0: rule token does not read it"),
+        ({"action_rule": "sentence", "parser": "x"}, "--parser x: rule sentence does not read it"),
+        ({"action_rule": "entropy", "n": 3}, "--n 3: the model's own rule does not read it"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Axes.from_config(config(**wrong), reward_model)
+
+
+def test_a_missing_parser_is_refused_before_anything_runs(reward_model):
+    with pytest.raises(ValueError, match=r"--parser none: no such|spaCy, which is not installed"):
+        Axes.from_config(config(action_rule="constituency", parser="none"), reward_model)
 
 
 def test_a_normalizer_fitted_for_another_rule_is_refused(reward_model):

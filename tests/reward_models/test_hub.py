@@ -36,7 +36,8 @@ def test_the_finished_directory_is_pushed_once(tmp_path, train, hub, tune):
     assert create == ("create", "rm", "secret", {"private": True, "exist_ok": True})
     _, name, files, options = upload
     assert name == "someone/rm" and {"model.safetensors", "segrew.json", "README.md", "tokenizer.json"} <= files
-    assert "checkpoint-*/**" in options["ignore_patterns"]
+    assert {"checkpoint-*/**", "scored_pairs/**"} <= set(options["ignore_patterns"])
+    assert 'from_pretrained("someone/rm")' in (tmp_path / "rm" / "README.md").read_text()
     assert "secret" not in str(read_json(tmp_path / "rm" / "run.json"))
 
 

@@ -67,6 +67,11 @@ def test_training_goes_on_from_its_weights(tmp_path, train, models):
     torch.testing.assert_close(again.model.unit_attention.weight, model.model.unit_attention.weight)
 
 
+def test_another_aggregator_drops_it(tmp_path, train, models):
+    train(tmp_path / "mean", model_name_or_path=models["full"][1], **STILL)
+    assert "unit_attention.weight" not in load_file(tmp_path / "mean" / "model.safetensors")
+
+
 def test_a_checkpoint_that_lacks_it_is_refused(tmp_path, models):
     copy = shutil.copytree(models["full"][1], tmp_path / "copy")
     weights = load_file(copy / "model.safetensors")

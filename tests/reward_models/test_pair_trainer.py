@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -199,6 +199,29 @@ def test_b34_resuming_repeats_no_line_of_the_log(tmp_path, train):
     assert [row.get("loss") for row in after] == pytest.approx([row.get("loss") for row in before], nan_ok=True)
 
 
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_b32_the_head_is_trained_saved_and_missed(tmp_path, train, tune):
+    """The head of step 5 is no longer that of step 0, it is the one in memory, and no run goes on without it."""
+    flags = STILL | {"tune": tune, "learning_rate": 1e-2, "optim": "adamw_torch", "save_strategy": "steps"}
+    flags |= {"save_steps": 5, "lora_merge": False}
+    with pytest.warns(UserWarning, match=r"has no head: score\.weight is new") as said:
+        start = train(tmp_path / "start", **flags | {"learning_rate": 0})
+        model = train(tmp_path / "run", **flags | {"max_steps": 5})
+    assert sum("has no head" in str(warning.message) for warning in said) == 2  # once for each run
+    name = "adapter_model.safetensors" if tune == "lora" else "model.safetensors"
+    checkpoint = tmp_path / "run" / "checkpoint-5"
+    weights = load_file(checkpoint / name)
+    (key,) = (key for key in weights if "score" in key)
+    assert torch.equal(weights[key], model.head.weight.detach()) and not torch.equal(weights[key], start.head.weight)
+    del weights[key]
+    save_file(weights, checkpoint / name, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"checkpoint-5: the head, score\.weight, is not among the weights"):
+        train(tmp_path / "run", resume_from_checkpoint="last", **flags | {"max_steps": 6})
+    shutil.rmtree(checkpoint)
+    with pytest.raises(ValueError, match="--resume_from_checkpoint last: no checkpoint there"):
+        train(tmp_path / "run", resume_from_checkpoint="last", **flags | {"max_steps": 6})
+
+
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 1, "vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 FAMILIES = {
@@ -226,8 +249,7 @@ def test_each_family_trains_a_step_and_loads_again(tmp_path, train, build_byte_t
     assert one == pytest.approx(other, abs=1e-4) and math.isfinite(one)
 
 
-@pytest.mark.parametrize("aggregator", ["max", "min", "last"])
-@pytest.mark.parametrize("tune", ["full", "head"])
+@pytest.mark.parametrize("aggregator, tune", [("max", "full"), ("min", "lora"), ("last", "full"), ("max", "head")])
 def test_the_order_statistics_train_and_are_read_back(tmp_path, train, aggregator, tune):
     train(tmp_path / "a", aggregator=aggregator, tune=tune, max_steps=1, dataset_test_split="null")
     model = load_classifier(tmp_path / "a")

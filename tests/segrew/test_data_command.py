@@ -49,10 +49,10 @@ def test_length_quantiles_are_those_of_the_tokens(data, tiny_dir):
     assert (least, most) == (sizes[0], sizes[-1]) and median in sizes[1:3]
 
 
-@pytest.mark.parametrize("rule, units", [("token", None), ("response", 1), ("entropy", None)])
+@pytest.mark.parametrize("rule, units", [("token", None), ("response", 1), ("sentence", 1), ("random_ngram", None)])
 def test_the_example_shows_prompt_mask_and_units_that_rebuild_the_answer(data, rule, units):
     shown = data(ROWS, "--rule", rule)
-    table = shown[shown.index("chosen,") : shown.index("rejected,")]
+    table = shown[shown.index("\nchosen ") : shown.index("\nrejected ")]
     rows = [[cell.strip("│ ") for cell in line.split("│")[1:-1]] for line in table.splitlines() if line.startswith("│")]
     prompt, *parts = rows
     assert prompt[1] == "0" and "What is up?" in prompt[3]
