@@ -55,8 +55,8 @@ class RewardModelConfig(RuleFlags):
             )
         if self.compat and self.read_position != "end":
             raise ValueError(
-                f"--compat {self.compat} with --read_position {self.read_position}: the stop token is in no unit there, so "
-                "the last unit ends before it anyway; leave --read_position out."
+                f"--compat {self.compat} with --read_position {self.read_position}: the stop token is in no unit "
+                "there, so the last unit ends before it anyway; leave --read_position out."
             )
         if self.temperature <= 0:
             raise ValueError(f"--temperature {self.temperature}: must be positive.")
