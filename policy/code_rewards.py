@@ -125,20 +125,20 @@ def reward_programs(
 
 
 def code_rewards(
-    prompts: Sequence[Any], completions: Sequence[Any], *, execution: CodeExecution | None = None, **columns: Any
+    prompts: Sequence[Any], completions: Sequence[Any], *, execution: Any = None, **columns: Any
 ) -> list[float]:
     """Reward the program in each answer; a reward function for `functools.partial(code_rewards, execution=…)`.
 
     Args:
         prompts: not read: the tests say what a program has to do.
         completions: answers as text or messages, one for each prompt.
-        execution: the permission to run programs, and their limits.
+        execution: a `CodeExecution`, the permission to run programs and their limits; nothing else permits it.
         columns: the data's columns, one value an answer; `tests` or APPS's own `input_output` is read.
 
     Raises:
         ValueError: no permission, no such column, an answer without tests, or a host that cannot do it safely.
     """
-    if not isinstance(execution, CodeExecution):  # also where a data column of that name stands in for it
+    if not isinstance(execution, CodeExecution):  # such as a data column of that name
         execution = CodeExecution()
     name = next((column for column in COLUMNS if columns.get(column) is not None), None)
     if name is None:

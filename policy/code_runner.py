@@ -92,9 +92,9 @@ def become_program(stdin, stdout, others):
         os.close(end)
     os.environ.clear()  # of the locale that Python itself sets
     sys.argv = ["program.py"]
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        stream = os.fdopen(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
+        vars(sys).update({name: stream, f"__{name}__": stream})
 
 
 def confine(job):

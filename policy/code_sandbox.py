@@ -140,7 +140,7 @@ def _started(launcher: Launcher, seconds: int | float) -> Iterator[Any]:
     """A runner in its sandbox, killed at the end of the block, or after `seconds` if it hangs."""
     runner = Path(__file__).with_name("code_runner.py").read_text(encoding="utf-8")
     python = [os.path.realpath(sys.executable), "-I", "-S", "-X", "utf8", "-c", runner]
-    process = subprocess.Popen(
+    process: Any = subprocess.Popen(
         [*launcher.words, *_options(), "--", *python],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}, cwd="/", start_new_session=True,
     )  # fmt: skip

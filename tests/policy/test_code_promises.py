@@ -50,7 +50,11 @@ def test_the_host_is_refused_with_the_promise_and_what_to_install(leaky, monkeyp
     monkeypatch.setattr(code_promises, "launchers", lambda: [broken, leaky])
     with pytest.raises(ValueError) as refusal:
         trusted_launcher()
-    for words in ("(absent) did not start: Operation not permitted", "leaky does not keep: no network, no files", "bubblewrap"):
+    for words in (
+        "(absent) did not start: Operation not permitted",
+        "leaky does not keep: no network, no files",
+        "bubblewrap",
+    ):
         assert words in str(refusal.value)
 
 
