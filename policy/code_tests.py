@@ -1,14 +1,16 @@
 """Programming problems in APPS's form: reading their tests, finding the program in an answer, comparing outputs."""
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-8  # numpy.allclose, with which APPS compares numbers
+DIGITS = 4000  # longer numbers are text: Python itself reads integers of up to 4,300 digits
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_INTEGER = re.compile(r"[+-]?\d{1,400}")
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*")
+_INTEGER = re.compile(r"[+-]?\d+")
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})[ \t]*([^\s`]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
 
 
@@ -59,7 +61,7 @@ class ProgramTests:
         if self.fn_name is None:
             return same_text(output.decode("utf-8", "replace"), expected)
         try:
-            value = json.loads(output, parse_int=lambda digits: int(digits) if len(digits) < 4000 else digits)
+            value = json.loads(output, parse_int=lambda digits: int(digits) if len(digits) <= DIGITS else digits)
         except (ValueError, RecursionError):
             return False
         return same_value(value, expected) or (self._wrapped and same_value(value, expected[0]))
@@ -90,11 +92,10 @@ def same_text(output: str, expected: str) -> bool:
 def _same_word(word: str, expected: str) -> bool:
     if word == expected:
         return True
-    if not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
+    numbers = _NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)
+    if not numbers or len(word) > DIGITS or len(expected) > DIGITS:
         return False
-    if _INTEGER.fullmatch(word) and _INTEGER.fullmatch(expected):
-        return int(word) == int(expected)
-    return _close(float(word), float(expected), exact=_INTEGER.fullmatch(expected) is not None)
+    return _close(*(int(text) if _INTEGER.fullmatch(text) else float(text) for text in (word, expected)))
 
 
 def same_value(value: Any, expected: Any) -> bool:
@@ -106,15 +107,19 @@ def same_value(value: Any, expected: Any) -> bool:
         same_keys = isinstance(value, dict) and value.keys() == expected.keys()
         return same_keys and all(same_value(value[key], expected[key]) for key in expected)
     if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
-        inexact = float in (type(value), type(expected))
-        return value == expected or (inexact and _close(value, expected, exact=isinstance(expected, int)))
+        return _close(value, expected)
     return value == expected
 
 
-def _close(number: int | float, expected: int | float, *, exact: bool) -> bool:
+def _close(number: int | float, expected: int | float) -> bool:
     """Whether |number − expected| ≤ 1e-8 + 1e-5 |expected|; without the second term for an expected integer."""
+    if number == expected:
+        return True
+    if isinstance(expected, int):
+        finite = isinstance(number, float) and math.isfinite(number)
+        return finite and round(number) == expected and abs(number - round(number)) <= ABSOLUTE
     try:
-        return abs(number - expected) <= ABSOLUTE + (0 if exact else RELATIVE * abs(expected))
+        return math.isfinite(expected) and abs(number - expected) <= ABSOLUTE + RELATIVE * abs(expected)
     except OverflowError:  # an integer beyond every float
         return False
 

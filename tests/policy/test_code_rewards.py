@@ -51,7 +51,7 @@ def test_the_rule(program, value, status, passed):
 
 
 def test_all_passed_is_exactly_one_for_any_number_of_tests():
-    for total in (1, 3, 7):
+    for total in (1, 3, 13):  # 1.3 · 13 / 13 is no 1.3
         assert reward("print(5)", {"inputs": [""] * total, "outputs": ["5"] * total}).value == 1.0
 
 

@@ -180,6 +180,22 @@ def test_no_files_but_python_and_a_small_directory(run, tmp_path):
     assert list(tmp_path.iterdir()) == [secret]
 
 
+def test_pythons_packages_are_read_only(run, tmp_path, monkeypatch):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "helpful.py").write_text("value = 7")
+    os.chmod(packages, 0o777)
+    monkeypatch.setattr(code_sandbox, "_packages", lambda: [str(packages)])
+    program = """
+    import helpful
+    try:
+        open(helpful.__file__ + "x", "w")
+    except OSError as error:
+        print(helpful.value, error.strerror)
+    """
+    assert run(program) == [("ran", "7 Read-only file system\n")]
+
+
 def test_limits_of_the_disk_and_of_open_files(run):
     program = """
     written, opened = 0, []
