@@ -30,7 +30,7 @@ class CodeReward:
         value: the reward, from −1 to 1.
         status: passed or failed where a test could be compared, else why none could: what the first one met.
         passed, total: tests.
-        detail: the first error, in a line.
+        detail: the first error, and in which test (counted from 1).
     """
 
     value: float
@@ -97,7 +97,8 @@ def _reward(program: str, tests: ProgramTests, limits: Limits) -> CodeReward:
             compared += 1
             passed += tests.matches(index, outcome.output)
         else:
-            status, detail = status or outcome.status, detail or outcome.detail
+            status = status or outcome.status
+            detail = detail or f"test {index + 1}: {outcome.detail or outcome.status}"
     total = len(tests.inputs)
     if status == "compile_error":
         return CodeReward(-1.0, "compile_error", 0, total, detail)

@@ -52,8 +52,8 @@ def serve(job):
             return play(job, given, tell, names)
         for end in (stdin, stdout, tell):
             os.close(end)
-        data = memoryview(b"" if job["fn_name"] else given.encode("utf-8", "surrogatepass"))
-        outcome = follow(pid, (feed, out, told), data, wake, job)
+        data = b"" if job["fn_name"] else given.encode("utf-8", "surrogatepass")
+        outcome = follow(pid, Pipes(feed, out, told, data=data, wake=wake, limit=job["output_bytes"]), job)
         clean(folder)
         report(*outcome)
         if outcome[0] in ("timeout", "compile_error"):
@@ -182,106 +182,129 @@ def plain(value):
 # Around the child -----------------------------------------------------------------------------------------------------
 
 
-def follow(pid, ends, data, wake, job):
-    """Feed a test and read from it until it ends or breaks a limit; then end all that it started.
-
-    Args:
-        ends: our ends of its standard input, its standard output and the pipe that `play` says things on.
+def follow(pid, pipes, job):
+    """See a test through until all its processes have ended, or it breaks a limit and they are ended.
 
     Returns:
         Status ("ran", or why there is nothing to compare), detail, payload.
     """
-    (feed, out, told), poll, left_open = ends, select.poll(), set(ends)
-
-    def shut(end):
-        poll.unregister(end)
-        left_open.discard(end)
-        os.close(end)
-
-    for end, events in ((feed, select.POLLOUT), (out, select.POLLIN), (told, select.POLLIN), (wake, select.POLLIN)):
-        os.set_blocking(end, False)
-        poll.register(end, events)
-    poll.register(1, 0)  # an error there: nobody reads our reports any more
-    read, stopped, ended = {out: bytearray(), told: bytearray()}, "", None
-    deadline = time.monotonic() + job["timeout"]
-    while not stopped and ended is None:
+    deadline, state = time.monotonic() + job["timeout"], None
+    while True:
         left = deadline - time.monotonic()
-        ready = {end for end, _ in poll.poll(max(left, 0) * 1000)}
+        pipes.move(max(left, 0))
+        state, running = reap(pid, state)
+        if not running:
+            pipes.read()
+        if pipes.fullest > job["output_bytes"]:
+            outcome = "output", "", b""
+        elif not running:
+            outcome = verdict(state, pipes.printed, pipes.said, job["fn_name"])
+        elif left <= 0:
+            outcome = "timeout", "" if state is None else "left a process running", b""
+        else:
+            continue
+        pipes.close()
+        end_all()
+        return outcome
+
+
+class Pipes:
+    """Our ends of a test's pipes: what it reads, what it prints, and what `play` says of it."""
+
+    def __init__(self, feed, out, told, *, data, wake, limit):
+        self.feed, self.out, self.told, self.wake, self.limit = feed, out, told, wake, limit
+        self.data, self.buffers, self.poll = memoryview(data), {out: bytearray(), told: bytearray()}, select.poll()
+        for end, events in ((feed, select.POLLOUT), (out, select.POLLIN), (told, select.POLLIN)):
+            os.set_blocking(end, False)
+            self.poll.register(end, events)
+        self.poll.register(wake, select.POLLIN)
+        self.poll.register(1, 0)  # an error there: nobody reads our reports any more
+        self.open = {feed, out, told}
+
+    printed = property(lambda self: bytes(self.buffers[self.out]))
+    said = property(lambda self: bytes(self.buffers[self.told]))
+    fullest = property(lambda self: max(map(len, self.buffers.values())))
+
+    def move(self, seconds):
+        """Wait until something can be moved or a process has ended, and move it."""
+        ready = {end for end, _ in self.poll.poll(seconds * 1000)}
         if 1 in ready:
             os._exit(1)  # the kernel ends the rest of this namespace
-        if wake in ready:
-            os.read(wake, 4096)
-        done, state = os.waitpid(pid, os.WNOHANG)
-        if done:
-            ended, ready = state, ready | set(read)
-        if feed in ready & left_open:
-            data = written(feed, data)
-            if not data:
-                shut(feed)
-        for end in ready & left_open & set(read):
-            if not take(end, read[end], job["output_bytes"]):
-                shut(end)
-        if max(map(len, read.values())) > job["output_bytes"]:
-            stopped = "output"
-        elif left <= 0 and ended is None:
-            stopped = "timeout"
-    alone = end_all()
-    for end in left_open:
-        os.close(end)
-    if stopped:
-        return stopped, "", b""
-    return verdict(ended, alone, bytes(read[out]), bytes(read[told]), job["fn_name"])
+        if self.wake in ready:
+            os.read(self.wake, 4096)
+        if self.feed in ready:
+            self.write()
+        self.read(ready)
 
-
-def written(end, data):
-    """Write what fits of `data`; return the rest, which is empty too if nobody reads."""
-    try:
-        return data[os.write(end, data) :]
-    except BlockingIOError:
-        return data
-    except OSError:
-        return data[:0]
-
-
-def take(end, buffer, limit):
-    """Read what is there, to a little above the limit; False at the end of the stream."""
-    while len(buffer) <= limit:
+    def write(self):
+        """Write what fits, and close the pipe when all is written or nobody reads."""
         try:
-            part = os.read(end, 65536)
+            self.data = self.data[os.write(self.feed, self.data) :]
         except BlockingIOError:
-            return True
-        if not part:
-            return False
-        buffer += part
-    return True
+            return
+        except OSError:
+            self.data = self.data[:0]
+        if not self.data:
+            self.shut(self.feed)
+
+    def read(self, ready=None):
+        """Read what is there, from all pipes or those that are ready, to a little above the limit."""
+        for end, buffer in self.buffers.items():
+            while end in self.open and (ready is None or end in ready) and len(buffer) <= self.limit:
+                try:
+                    part = os.read(end, 65536)
+                except BlockingIOError:
+                    break
+                buffer += part
+                if not part:
+                    self.shut(end)
+
+    def shut(self, end):
+        """Close one end."""
+        self.poll.unregister(end)
+        self.open.discard(end)
+        os.close(end)
+
+    def close(self):
+        """Close all that is open."""
+        for end in tuple(self.open):
+            self.shut(end)
+
+
+def reap(pid, state):
+    """Collect the processes that have ended: the wait status of the test's first one, and whether any is left."""
+    while True:
+        try:
+            done, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return state, False
+        if done == 0:
+            return state, True
+        if done == pid:
+            state = status
 
 
 def end_all():
-    """Kill and reap every other process of the namespace; True if there was none left."""
-    alone = True
+    """Kill and reap every other process of the namespace."""
     while True:
         try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                alone = False
-                os.kill(-1, signal.SIGKILL)
-                os.waitpid(-1, 0)
-        except ChildProcessError:
-            return alone
+            os.kill(-1, signal.SIGKILL)
+            os.waitpid(-1, 0)
+        except (ProcessLookupError, ChildProcessError):
+            return
 
 
-def verdict(ended, alone, out, told, fn_name):
-    """Say what a test that ended by itself came to: what it said, how it exited, and whether it left something."""
+def verdict(state, out, told, fn_name):
+    """Say what a test that ended by itself came to, from what it said and how it exited."""
     kind, _, text = told.partition(b"\n")
     detail = text.partition(b"\n")[0].decode("utf-8", "replace")
-    code = os.waitstatus_to_exitcode(ended)
+    code = os.waitstatus_to_exitcode(state)
     if kind in (b"compile_error", b"memory", b"runtime_error"):
         return kind.decode(), detail, b""
     if code < 0:
         return KILLED_FOR.get(-code, "runtime_error"), f"ended by signal {-code}", b""
     if code:
         return "runtime_error", f"ended with exit status {code}", b""
-    if not alone:
-        return "runtime_error", "left a process running", b""
     if fn_name and kind != b"value":
         return "runtime_error", f"ended before {fn_name} returned", b""
     return "ran", "", text if fn_name else out

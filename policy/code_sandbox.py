@@ -28,7 +28,8 @@ class Limits:
     """What a program may use.
 
     Args:
-        timeout: seconds of wall time, and as many of processor time, for each test.
+        timeout: seconds of wall time, and as many of processor time, for each test, which ends
+            when all processes that it started have ended.
         memory_mb: address space of each process, in MiB; there may be `PROCESSES` of them, threads counted.
         output_bytes: of standard output, and of a returned value as JSON, for each test.
     """

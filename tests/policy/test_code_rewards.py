@@ -68,6 +68,7 @@ def test_tests_after_a_timeout_are_not_run_and_not_passed():
     program = "n = int(input())\nwhile n == 3: pass\nprint(n * 2)"
     rewarded = reward(program, DOUBLE, timeout=1)
     assert (rewarded.value, rewarded.status, rewarded.passed) == (pytest.approx(0.35), "failed", 2)
+    assert rewarded.detail == "test 3: timeout"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ def test_the_program_of_an_answer(answer, program):
         ("2 1", "1 2", False),
         ("1" * 5000, "1" * 4999 + "2", False),
         ("1" * 5000, "1" * 5000, True),
+        ("1" * 5000, "7", False),
+        ("7", "1" * 5000, False),
         ("1" * 500 + ".0", "1" * 500, False),
     ],
 )
