@@ -75,10 +75,15 @@ def _require_same_vocabulary(chat: ChatFormat, segmenter: str) -> None:
         )
 
 
-def prepare(config: RewardModelConfig, args: TrainingArguments, pairs: tuple[list, list], console: Console) -> Prepared:
+def prepare(
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    chat: ChatFormat,
+    pairs: tuple[list, list],
+    console: Console,
+) -> Prepared:
     """Encode and cut both splits, and write down how the reward model will be read."""
     train_pairs, test_pairs = pairs
-    chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
     base_model = _segmenter_name(config)
     if config.segmenter_name_or_path:
         _require_same_vocabulary(chat, base_model)
