@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 
 from policy.minibatches import step_generator
@@ -66,11 +67,32 @@ def evaluate_policy(
     ids = [chat.prompt_ids(p, t) for p, t in zip(prompts, templates or [{}] * len(prompts), strict=True)]
     answers = sample_answers(model, chat, ids, sampling, generator)
     model.train(was_training)
-    conversations = answers.conversations
+    scored = score_tokens(
+        reward_model, answers.conversations, sampling.batch_size, generator=generator, statistics=statistics
+    )
+    return Evaluation(prompts, answers.texts, scored)
+
+
+def score_tokens(
+    reward_model: SegmentRewardModel,
+    conversations: Conversations,
+    batch_size: int,
+    *,
+    generator: torch.Generator,
+    statistics: Statistics | None = None,
+    description: str = "",
+) -> list[ScoredResponse]:
+    """Score answers on the very tokens that were drawn, in order.
+
+    Args:
+        generator: for a segmentation rule that draws.
+        description: label of the progress bar; empty for none.
+    """
     scored: dict[int, ScoredResponse] = {}
-    for rows in micro_batches(conversations, sampling.batch_size):
+    batches = list(micro_batches(conversations, batch_size))
+    for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
         units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
         records = reward_model.describe(units, readings, part)
         scored.update(zip(rows, records, strict=True))
-    return Evaluation(prompts, answers.texts, [scored[i] for i in range(len(prompts))])
+    return [scored[i] for i in range(len(conversations))]

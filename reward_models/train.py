@@ -19,8 +19,10 @@ from reward_models.pairs import unit_states
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from reward_models.train_inputs import Prepared, data_records, load_pairs, prepare
+from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.data_options import DataOptions
+from segrew.language_models import load_tokenizer
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
 from segrew.run_directory import RunDirectory
@@ -191,12 +193,13 @@ def train_reward_model(
         run.check(**may)
     checkpoint = None if config.tune == "head" else _checkpoint_of(args)
     repository = claim_repository(args) if args.push_to_hub and first else None
-    options = options or DataOptions()
+    options, tokenizer = options or DataOptions(), load_tokenizer(config.model_name_or_path)
+    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     loaded = load_pairs(config, options, args.seed, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
     with args.main_process_first(desc="reading the segmenter"):  # the others find its entropies in the cache
-        prepared = prepare(config, args, loaded, console)
+        prepared = prepare(config, args, chat, loaded, console)
     if first:
         RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args, options), **may)
         write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))

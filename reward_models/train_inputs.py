@@ -102,12 +102,14 @@ def _require_same_vocabulary(chat: ChatFormat, segmenter: str) -> None:
 
 
 def prepare(
-    config: RewardModelConfig, args: TrainingArguments, loaded: tuple[LoadedPairs, LoadedPairs], console: Console
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    chat: ChatFormat,
+    loaded: tuple[LoadedPairs, LoadedPairs],
+    console: Console,
 ) -> Prepared:
     """Encode and cut both splits, and write down how the reward model will be read."""
     train_pairs, test_pairs = (part.pairs for part in loaded)
-    tokenizer = load_tokenizer(config.model_name_or_path)
-    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     base_model = _segmenter_name(config)
     if config.segmenter_name_or_path:
         _require_same_vocabulary(chat, base_model)

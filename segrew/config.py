@@ -109,16 +109,6 @@ def _turned_off(settings: dict[str, Any], classes: tuple[Any, ...]) -> dict[str,
     return dict.fromkeys(off)
 
 
-def _computed_switches(classes: tuple[Any, ...]) -> dict[str, bool]:
-    """Return the defaults of booleans that are computed, which HfArgumentParser would take as False."""
-    return {
-        field.name: field.default_factory()
-        for cls in classes
-        for field in dataclasses.fields(cls)
-        if field.default_factory is not dataclasses.MISSING and get_type_hints(cls)[field.name] is bool
-    }
-
-
 def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
     """Build one instance of each dataclass from `--config FILE.yaml` and flags; flags win.
 
@@ -132,6 +122,8 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
     parser = HfArgumentParser(classes, prog=f"segrew {command}", allow_abbrev=False)
     for field, kind in zip(fields, types, strict=True):  # it takes `| None` out of fields that other configs inherit
         field.type = kind
+    computed = {f.name: f.default_factory() for f in fields if f.type is bool and callable(f.default_factory)}
+    parser.set_defaults(**computed)  # it takes them for False
     known = sorted({name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"})
 
     def refuse(message: str) -> None:
@@ -146,7 +138,7 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             refuse(f"unknown setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "."))
-    parser.set_defaults(**_computed_switches(classes), **_turned_off(settings, classes))
+    parser.set_defaults(**_turned_off(settings, classes))
     parsed = parser.parse_args_into_dataclasses(args=_as_flags(settings) + flags, look_for_args_file=False)
     _check_numbers(parsed)
     return tuple(parsed)

@@ -25,6 +25,8 @@ from segrew.preferences import everyday_pairs
 from segrew.tiny_model import make_tiny_model
 
 torch.set_num_threads(1)
+# Tolerances are float32's, on processors with bfloat16 units too; tests of bfloat16 ask for it.
+torch.cpu._is_avx512_bf16_supported = lambda: False
 # transformers' own defaults (eval_delay: float = 0) break its annotations, so this class goes unchecked.
 RewardTrainingArguments.__init__ = inspect.unwrap(RewardTrainingArguments.__init__)
 
@@ -36,14 +38,6 @@ def cache(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEGREW_CACHE", str(path))
         yield path
-
-
-@pytest.fixture(scope="session", autouse=True)
-def float32():
-    """Compute in float32 whatever the processor has, so that every machine sees the same numbers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
-        yield
 
 
 def byte_tokenizer(merges: tuple = (), *, adds_bos: bool = False, pad: str | None = "<pad>") -> PreTrainedTokenizerFast:

@@ -271,6 +271,11 @@ def test_b22_one_token_answers_and_batches_of_one_stay_finite(settings):
     assert all(weight.isfinite().all() for weight in weights.values())
 
 
+def test_bfloat16_starts_on_policy(settings):
+    row = lines(train_policy(settings(total_steps=1, bf16=True)), "metrics.jsonl")[0]
+    assert row["kl/k1"] == pytest.approx(0, abs=1e-3) and row["policy/ratio_max"] == pytest.approx(1, abs=0.05)
+
+
 def test_an_output_directory_with_another_run_is_left_alone(settings):
     path = train_policy(settings(total_steps=1))
     before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}

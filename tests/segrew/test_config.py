@@ -1,11 +1,12 @@
 """One parser for files and flags: precedence, numbers, booleans, null, and errors that name what is wrong."""
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from policy.ppo_config import PPOConfig
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
@@ -27,7 +28,6 @@ class Toy:
     name: str = arg("toy", help="A name.")
     ids: list[int] = arg([], help="Numbers.")
     max_pairs: int | None = arg(None, help="A count.")
-    computed: bool = field(default_factory=lambda: True, metadata={"help": "A switch whose default is computed."})
 
 
 @pytest.fixture
@@ -92,6 +92,14 @@ def test_words_for_true_are_true(toy, word):
         assert config.enabled is True
 
 
+def test_a_boolean_whose_default_is_computed_keeps_it(monkeypatch):
+    for fast in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fast=fast: fast)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+        args = parse("train-rm", TRAIN, [])[1]
+        assert args.bf16 is fast and args.use_cpu is True and args.dataloader_pin_memory is False
+
+
 def test_b40_another_word_is_no_boolean(toy):
     for words in (("enabled: maybe\n",), (None, "--enabled", "maybe")):
         with pytest.raises(ValueError, match="maybe"):
@@ -109,11 +117,6 @@ def test_b40_an_unknown_key_names_the_nearest_known_one(toy):
 def test_b40_a_key_given_twice_is_refused_with_its_line(toy):
     with pytest.raises(ValueError, match="the key 'name' is given twice"):
         toy("name: a\nenabled: true\nname: b\n")
-
-
-def test_a_computed_default_of_a_switch_is_the_default(toy):
-    assert toy().computed is True and toy("enabled: true\n").computed is True
-    assert toy("computed: false\n").computed is False and toy(None, "--computed", "false").computed is False
 
 
 def test_no_abbreviations(toy):
