@@ -88,7 +88,7 @@ def score_tokens(
     batches = list(micro_batches(conversations, batch_size))
     for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
-        units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
-        records = reward_model.describe(units, rewards, part)
+        units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
+        records = reward_model.describe(units, readings, part)
         scored.update(zip(rows, records, strict=True))
     return [scored[i] for i in range(len(conversations))]

@@ -19,8 +19,8 @@ from policy.memory import estimate_memory, print_memory
 from policy.ppo_config import PPOConfig
 from policy.roles import Roles, load_roles
 from policy.scoring import Axes
+from reward_models.checkpoints import find_checkpoint as find_reward_model
 from reward_models.checkpoints import write_for_older_readers
-from reward_models.segment_reward_model import RewardModelCard
 from segrew.chat import ChatFormat
 from segrew.config import to_dict
 from segrew.language_models import best_dtype
@@ -68,7 +68,7 @@ def open_run(config: PPOConfig) -> tuple[Run, int]:
             f"--rollout_batch_size {config.rollout_batch_size}: does not divide over {accelerator.num_processes} "
             "processes; make it a multiple."
         )
-    RewardModelCard.load(Path(config.reward_model_path))
+    find_reward_model(config.reward_model_path)
     checkpoint = find_checkpoint(config)
     directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
     if accelerator.is_main_process:

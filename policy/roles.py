@@ -110,7 +110,8 @@ def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None 
     reward_model.model.requires_grad_(False)
 
     start = load_causal_lm(config.model_name_or_path, dtype=torch.float32, device=device)
-    is_segmenter = model_fingerprint(start) == reward_model.segmenter_fingerprint
+    # A reward model that names no segmenter leaves the cutting to the reference.
+    is_segmenter = reward_model.segmenter_fingerprint in ("", model_fingerprint(start))
     critic = Critic(_with_adapter(_critic_trunk(config, reward_model, device), config)).to(device)
     if config.critic_init == "reward_model":
         critic.head.weight.data.copy_(reward_model.head.weight)

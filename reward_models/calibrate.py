@@ -8,8 +8,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from reward_models.card import RewardModelCard
+from reward_models.checkpoints import find_checkpoint
+from reward_models.model_card import model_card_kept_up
 from reward_models.normalizers import LocationNormalizer
-from reward_models.pairs import segment_for, unit_rewards_of
+from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
@@ -26,6 +29,7 @@ class CalibrationConfig:
     max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
     per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
     seed: int = arg(42, help="Of the draw.")
+    preset: str | None = arg(None, help="Take a normalizer released with 2501.02790 instead, such as phi3-mini-1.75.")
 
 
 def calibrate(config: CalibrationConfig, console: Console | None = None) -> LocationNormalizer:
@@ -34,7 +38,13 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
     Raises:
         ValueError: the reward model or the data cannot be used.
     """
-    console = console or Console()
+    console, directory = console or Console(), Path(config.reward_model)
+    if config.preset is not None:
+        return _from_preset(config.preset, directory, console)
+    if directory != find_checkpoint(directory):
+        raise ValueError(
+            f"{directory} is on the hub; download it, for {NORMALIZER_FILE} is written into its directory."
+        )
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
     if len(pairs) > config.max_pairs:
@@ -43,14 +53,27 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
     data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
     warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
-    rewards = unit_rewards_of(reward_model, data, batch_size=rows, description="Reading rewards")[unit_mask]
+    rewards = readings_of(reward_model, data, batch_size=rows, description="Reading rewards").rewards[unit_mask]
     locations = data.segmentation.locations[unit_mask]
     normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
-    normalizer.fit(rewards, locations)
-    normalizer.save(Path(config.reward_model) / NORMALIZER_FILE)
-    plot_fit(normalizer, Path(config.reward_model) / "normalizer.svg")
+    normalizer.fit(rewards, locations, compat=reward_model.segmentation.compat)
+    _save(normalizer, directory)
+    plot_fit(normalizer, directory / "normalizer.svg")
     _report(normalizer, len(rewards), len(pairs), console)
-    console.print(f"Normalizer written to {Path(config.reward_model) / NORMALIZER_FILE}, picture to normalizer.svg")
+    console.print(f"Normalizer written to {directory / NORMALIZER_FILE}, picture to normalizer.svg")
+    return normalizer
+
+
+def _save(normalizer: LocationNormalizer, directory: Path) -> None:
+    with model_card_kept_up(directory):
+        normalizer.save(directory / NORMALIZER_FILE)
+
+
+def _from_preset(name: str, directory: Path, console: Console) -> LocationNormalizer:
+    card = RewardModelCard.load(directory)
+    normalizer = LocationNormalizer.from_preset(name, fingerprint=card.fingerprint, rule=card.segmentation.label)
+    _save(normalizer, directory)
+    console.print(f"Normalizer {name}, as released, written to {directory / NORMALIZER_FILE}")
     return normalizer
 
 

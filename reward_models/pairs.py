@@ -1,14 +1,15 @@
 """Preference pairs cut into units: what training, calibration and evaluation all start from."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from rich.progress import track
 from torch import Tensor, nn
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
+from reward_models.segment_reward_model import Readings, ScoredResponse, SegmentRewardModel
+from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.language_models import Conversations, micro_batches
 from segrew.preferences import EncodedPair, PreferencePair, encode_pair
@@ -37,8 +38,31 @@ class SegmentedPairs:
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def __getitem__(self, index: int) -> tuple[EncodedPair, Int64[Tensor, "2 t"]]:
-        return self.encoded[index], self.segmentation.ids[2 * index : 2 * index + 2]
+    def __getitem__(self, index: int) -> "SegmentedPair":
+        return SegmentedPair(index, self.encoded[index], self.segmentation.ids[2 * index : 2 * index + 2])
+
+    @property
+    def margins(self) -> Float[Tensor, " n"] | None:
+        """By how much each chosen score should lead; None where the data say nothing.
+
+        Raises:
+            ValueError: some pairs have a margin and others none.
+        """
+        known = [pair.margin for pair in self.pairs if pair.margin is not None]
+        if known and len(known) < len(self):
+            raise ValueError(
+                f"{len(self) - len(known)} of {len(self)} pairs have no 'margin' while the others do; give every "
+                "row one (0 for none), or drop the column."
+            )
+        return torch.tensor(known) if known else None
+
+
+class SegmentedPair(NamedTuple):
+    """One pair of `SegmentedPairs`: its place there, its token ids, and the units of chosen and rejected."""
+
+    place: int
+    encoded: EncodedPair
+    unit_ids: Int64[Tensor, "2 t"]
 
 
 def conversations_of(encoded: list[EncodedPair]) -> Conversations:
@@ -102,24 +126,25 @@ def segment_pairs(
     return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule)
 
 
-def unit_rewards_of(
+@torch.no_grad()
+def readings_of(
     reward_model: SegmentRewardModel, data: SegmentedPairs, *, batch_size: int = 16, description: str = ""
-) -> Float[Tensor, "b s"]:
-    """Return the raw reward of every unit of segmented pairs; from their states where the trunk was frozen."""
-    if reward_model.card.trunk_is_segmenter:
+) -> Readings:
+    """Return raw rewards and scores of segmented pairs; from their states where the trunk was frozen."""
+    card, unit_mask = reward_model.card, data.segmentation.unit_mask
+    if card.trunk_is_segmenter:
         states, unit_mask = unit_states(data, reward_model.read_position)
         weight: Tensor = reward_model.head.weight  # type: ignore[assignment]
-        with torch.no_grad():
-            return torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
-    rewards = torch.zeros(data.segmentation.unit_mask.shape)
+        rewards = torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
+        return Readings(rewards, aggregate(rewards, unit_mask, kind=card.aggregator, temperature=card.temperature))
+    rewards, scores = torch.zeros(unit_mask.shape), torch.zeros(len(unit_mask))
     batches = list(micro_batches(data.conversations, batch_size))
     device = next(reward_model.model.parameters()).device
-    with torch.no_grad():
-        for rows in track(batches, description, disable=not description):
-            cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))
-            values = reward_model.unit_rewards(data.conversations.select(rows), cut)
-            rewards[rows, : values.shape[1]] = values.cpu()
-    return rewards
+    for rows in track(batches, description, disable=not description):
+        cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))
+        part = reward_model.read(data.conversations.select(rows), cut)
+        rewards[rows, : part.rewards.shape[1]], scores[rows] = part.rewards.cpu(), part.scores.cpu()
+    return Readings(rewards, scores)
 
 
 def unit_states(data: SegmentedPairs, read_position: Any = "end") -> tuple[Float[Tensor, "n d"], Bool[Tensor, "b s"]]:
@@ -175,9 +200,9 @@ def score_pairs(
     for chunk in track(chunks, description, disable=not description):
         data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
         cuts.append(data.segmentation)
-        rewards = unit_rewards_of(reward_model, data, batch_size=batch_size)
+        readings = readings_of(reward_model, data, batch_size=batch_size)
         texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
-        records = reward_model.describe(data.segmentation, rewards, data.conversations, texts)
+        records = reward_model.describe(data.segmentation, readings, data.conversations, texts)
         scored += [ScoredPair(pair, records[2 * i], records[2 * i + 1]) for i, pair in enumerate(chunk)]
     warn_of_fallbacks(cuts)
     return scored

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
+from reward_models.card import CARD_FILE
+from reward_models.model_card import keep_benchmark
 from reward_models.pairs import ScoredPair, score_pairs
 from reward_models.rewardbench_sections import length_baseline, rewardbench_scores
 from reward_models.segment_reward_model import SegmentRewardModel
@@ -103,7 +106,7 @@ def write_results(
     reward_model: SegmentRewardModel,
     console: Console,
 ) -> dict[str, Any]:
-    """Write and print the results of scored pairs."""
+    """Write and print the results of scored pairs; those of a whole benchmark also go with the reward model."""
     results, baseline = benchmark_results(scored, config.benchmark)
     settings = {
         "reward_model": config.reward_model,
@@ -120,6 +123,8 @@ def write_results(
     record = {"benchmark": config.benchmark, **results, "length_baseline": baseline, "settings": settings}
     run.write_json("results.json", record)
     write_jsonl(run.path / "scores.jsonl", [_score_row(pair) for pair in scored])
+    if config.max_per_subset is None and (Path(config.reward_model) / CARD_FILE).is_file():
+        keep_benchmark(Path(config.reward_model), record)
     console.print(results_table(record))
     if results["missing"]:
         console.print(f"Missing: {', '.join(map(str, results['missing']))} (left out of the means)")

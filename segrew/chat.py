@@ -94,9 +94,9 @@ class ChatFormat:
         """Return the text of a prompt up to where the assistant begins to speak."""
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
-        """Return the ids of a prompt, with at most one leading BOS."""
-        ids = self._encode(self.render(messages))
+    def prompt_ids(self, prompt: list[Message] | str) -> list[int]:
+        """Return the ids of a prompt, given as messages or as rendered text, with at most one leading BOS."""
+        ids = self._encode(prompt if isinstance(prompt, str) else self.render(prompt))
         if ids[:1] != self._leading_bos:  # else the template, or the text itself, begins with it
             ids = self._leading_bos + ids
         if not ids:

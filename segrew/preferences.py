@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ class PreferencePair:
         chosen, rejected: the answers' text.
         faults: marked stretches of `rejected`, if known.
         subset: of a benchmark, else empty.
+        margin: by how much the score of `chosen` should lead, if the data say so.
     """
 
     prompt: list[Message]
@@ -42,6 +44,7 @@ class PreferencePair:
     id: str = ""
     subset: str = ""
     faults: tuple[Fault, ...] = ()
+    margin: float | None = None
 
 
 @dataclass
@@ -187,6 +190,14 @@ def _faults(marks: Any, rejected: str, where: str) -> tuple[Fault, ...]:
     return faults
 
 
+def _margin(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: column 'margin' is {value!r}; it must be a finite number.")
+    return float(value)
+
+
 def load_preferences(name_or_path: str, split: str = "train", *, keep_identical: bool = False) -> LoadedPairs:
     """Load preference pairs from a file, a directory, the hub, or the embedded set ("everyday").
 
@@ -207,9 +218,16 @@ def load_preferences(name_or_path: str, split: str = "train", *, keep_identical:
         if reason and not (keep_identical and reason == IDENTICAL):
             loaded.skipped[reason] += 1
             continue
-        faults = _faults(record.get("faults"), rejected, where)
         loaded.pairs.append(
-            PreferencePair(prompt, chosen, rejected, str(record.get("id", rows)), record.get("subset") or "", faults)
+            PreferencePair(
+                prompt,
+                chosen,
+                rejected,
+                id=str(record.get("id", rows)),
+                subset=record.get("subset") or "",
+                faults=_faults(record.get("faults"), rejected, where),
+                margin=_margin(record.get("margin"), where),
+            )
         )
     if not loaded.pairs:
         reasons = ", ".join(f"{count} {reason}" for reason, count in loaded.skipped.items())
@@ -244,7 +262,7 @@ class EncodedPair:
 
 
 def encode_answers(
-    messages: list[Message], texts: list[str], chat: ChatFormat, max_length: int
+    messages: list[Message] | str, texts: list[str], chat: ChatFormat, max_length: int
 ) -> tuple[list[int], list[list[int]], list[bool]]:
     """Encode answers to one prompt within `max_length` tokens each, prompt included.
 

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import RewardModelConfig, RewardTrainingArguments, train_reward_model
+from reward_models.train import train_reward_model
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import parse
 from segrew.preferences import everyday_pairs
 from segrew.tiny_model import make_tiny_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reward_models.pairs import score_pairs, segment_pairs, segmenter_for, unit_rewards_of, unit_states
+from reward_models.pairs import readings_of, score_pairs, segment_pairs, segmenter_for, unit_states
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.chat import ChatFormat
 from segrew.language_models import load_causal_lm, load_tokenizer
@@ -21,7 +21,7 @@ def test_rows_are_chosen_and_rejected_of_each_pair_in_turn(tiny, short_pairs):
     data = segment_pairs(short_pairs, chat, SegmentationConfig(quantile=0.7), model, max_length=256)
     assert len(data) == len(short_pairs) and len(data.conversations) == 2 * len(short_pairs)
     for i, pair in enumerate(short_pairs):
-        encoded, units = data[i]
+        _, encoded, units = data[i]
         assert data.conversations.responses[2 * i : 2 * i + 2] == [encoded.chosen, encoded.rejected]
         assert chat.decode(encoded.chosen) == pair.chosen and chat.decode(encoded.rejected) == pair.rejected
         assert torch.equal(units, data.segmentation.ids[2 * i : 2 * i + 2])
@@ -90,6 +90,6 @@ def test_rules_that_need_no_model_load_none(build_scorer):
     assert segmenter_for(scorer) is None
     pair = PreferencePair([{"role": "user", "content": "x"}], "abc", "d")
     data = segment_pairs([pair], scorer.chat, scorer.segmentation, None, max_length=64)
-    rewards = unit_rewards_of(scorer, data)
+    rewards = readings_of(scorer, data).rewards
     assert rewards[0, 3:].abs().sum() == 0 == rewards[1, 1:].abs().sum()
     assert score_pairs(scorer, [pair])[0].chosen.score == pytest.approx(rewards[0, :3].mean().item(), abs=1e-5)

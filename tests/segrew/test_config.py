@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from policy.ppo_config import PPOConfig
-from reward_models.train import RewardModelConfig, RewardTrainingArguments
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import arg, defaults_of, parse, read_yaml, to_dict
 
 ROOT = Path(__file__).parents[2]
