@@ -104,7 +104,8 @@ def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None 
         ValueError: a model is missing, or the reward model reads other tokens than the policy writes.
     """
     torch.manual_seed(config.seed)
-    chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    tokenizer = load_tokenizer(config.model_name_or_path)
+    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model_path, device=device)
     check_same_tokens(chat, reward_model, config)
     reward_model.model.requires_grad_(False)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -15,7 +16,9 @@ from reward_models.normalizers import LocationNormalizer
 from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
+from segrew.data_options import DataOptions
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.sources import DataRecord, write_records
 from segrew.text_rules import warn_of_fallbacks
 
 
@@ -24,7 +27,9 @@ class CalibrationConfig:
     """Which reward model, on which responses."""
 
     reward_model: str = arg("runs/reward_model", help="Reward-model directory; normalizer.json is written into it.")
-    dataset_name: str = arg(EMBEDDED_PAIRS, help="Pairs whose answers, both sides, are scored: best the training set.")
+    dataset_name: list[str] | str = arg(
+        [EMBEDDED_PAIRS], help="Pairs whose answers, both sides, are scored: best the training set."
+    )
     dataset_split: str = arg("train", help="Split of it.")
     max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
     per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
@@ -32,7 +37,9 @@ class CalibrationConfig:
     preset: str | None = arg(None, help="Take a normalizer released with 2501.02790 instead, such as phi3-mini-1.75.")
 
 
-def calibrate(config: CalibrationConfig, console: Console | None = None) -> LocationNormalizer:
+def calibrate(
+    config: CalibrationConfig, console: Console | None = None, options: DataOptions | None = None
+) -> LocationNormalizer:
     """Fit Mean(p) and Std(p), write `normalizer.json` and a picture of the fit beside it (2501.02790).
 
     Raises:
@@ -46,7 +53,10 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
             f"{directory} is on the hub; download it, for {NORMALIZER_FILE} is written into its directory."
         )
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
-    pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
+    options = (options or DataOptions()).for_stage("reward")
+    limits: dict[str, Any] = {"limit": config.max_pairs if options.streaming else None, "seed": config.seed}
+    loaded = load_preferences(config.dataset_name, config.dataset_split, options, **limits)
+    pairs = loaded.pairs
     if len(pairs) > config.max_pairs:
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     rows = config.per_device_eval_batch_size
@@ -59,7 +69,10 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
     normalizer.fit(rewards, locations, compat=reward_model.segmentation.compat)
     _save(normalizer, directory)
     plot_fit(normalizer, directory / "normalizer.svg")
-    _report(normalizer, len(rewards), len(pairs), console)
+    record = DataRecord("calibration", "pairs", len(data), loaded.sources, data.fitted)
+    console.print(str(record), highlight=False, markup=False, soft_wrap=True)
+    write_records(directory, [record])
+    _report(normalizer, len(rewards), len(data), console)
     console.print(f"Normalizer written to {directory / NORMALIZER_FILE}, picture to normalizer.svg")
     return normalizer
 
@@ -117,5 +130,5 @@ def plot_fit(normalizer: LocationNormalizer, path: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Run `segrew calibrate`."""
-    (config,) = parse("calibrate", (CalibrationConfig,), argv)
-    calibrate(config)
+    config, options = parse("calibrate", (CalibrationConfig, DataOptions), argv)
+    calibrate(config, options=options)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from segrew.aggregation import Aggregator
+from segrew.encoding import Overlong
 from segrew.run_directory import read_json, versions, write_json
 from segrew.segmentation import ReadPosition, SegmentationConfig
 
@@ -20,6 +21,7 @@ class RewardModelCard:
         base_model: name or path of the frozen SFT model that cuts responses.
         segmenter_fingerprint: identity of that model; empty where no model is known to have cut responses.
         tokenizer_fingerprint: identity of the token ids.
+        overlong: what is cut first where prompt and response have more than `max_length` tokens.
         trunk_is_segmenter: the trunk was frozen, so one pass gives both cuts and rewards.
     """
 
@@ -31,6 +33,7 @@ class RewardModelCard:
     aggregator: Aggregator = "mean"
     temperature: float = 1.0
     max_length: int = 1024
+    overlong: Overlong = "truncate_prompt_left"
     trunk_is_segmenter: bool = False
     versions: dict[str, str] = field(default_factory=versions)
 

@@ -1,6 +1,7 @@
 """Preference pairs cut into units: what training, calibration and evaluation all start from."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from reward_models.segment_reward_model import Readings, ScoredResponse, SegmentRewardModel
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
+from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
 from segrew.language_models import Conversations, micro_batches
-from segrew.preferences import EncodedPair, PreferencePair, encode_pair
+from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
 from segrew.text_rules import warn_of_fallbacks
@@ -26,6 +28,7 @@ class SegmentedPairs:
         pairs: the pairs that were kept.
         features: what the frozen segmenter said of every response token; None where nothing needs it.
         rule: the rule with its threshold in nats.
+        fitted: how many pairs were left out or cut to fit, by reason.
     """
 
     pairs: list[PreferencePair]
@@ -34,6 +37,7 @@ class SegmentedPairs:
     features: ResponseFeatures | None
     segmentation: Segmentation
     rule: SegmentationConfig
+    fitted: Counter = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -65,15 +69,6 @@ class SegmentedPair(NamedTuple):
     unit_ids: Int64[Tensor, "2 t"]
 
 
-def conversations_of(encoded: list[EncodedPair]) -> Conversations:
-    """Lay pairs out as rows: chosen, rejected, chosen, rejected, …"""
-    return Conversations(
-        prompts=[pair.prompt for pair in encoded for _ in range(2)],
-        responses=[ids for pair in encoded for ids in (pair.chosen, pair.rejected)],
-        ended=torch.tensor([flag for pair in encoded for flag in pair.ended], dtype=torch.bool),
-    )
-
-
 def segment_pairs(
     pairs: list[PreferencePair],
     chat: ChatFormat,
@@ -81,6 +76,7 @@ def segment_pairs(
     segmenter: nn.Module | None,
     *,
     max_length: int,
+    overlong: Overlong = "truncate_prompt_left",
     batch_size: int = 16,
     with_states: bool = False,
     for_training: bool = True,
@@ -92,17 +88,18 @@ def segment_pairs(
     A threshold given as a quantile or a wanted length is resolved to nats on these pairs.
 
     Args:
+        overlong: what becomes of a prompt and response of more than `max_length` tokens.
         for_training: leave out pairs that are identical within `max_length`, and keep states in the cache.
         fingerprint: of the segmenter, where it is known.
 
     Raises:
         ValueError: no pair is left after encoding.
     """
-    encoded = [encode_pair(pair, chat, max_length) for pair in pairs]
-    kept = [i for i, pair in enumerate(encoded) if not for_training or pair.chosen != pair.rejected]
-    if not kept:
-        raise ValueError(f"0 of {len(pairs)} pairs differ within --max_length {max_length} tokens; raise it.")
-    pairs, encoded = [pairs[i] for i in kept], [encoded[i] for i in kept]
+    count = len(pairs)
+    pairs, encoded, fitted = encode_pairs(pairs, chat, max_length, overlong, keep_identical=not for_training)
+    if not encoded:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in fitted.items())
+        raise ValueError(f"0 of {count} pairs are left within --max_length {max_length} tokens ({reasons}); raise it.")
     conversations, features = conversations_of(encoded), None
     if segmenter is not None and (rule.needs_model or with_states):
         features = response_features(
@@ -123,7 +120,7 @@ def segment_pairs(
         texts=chat.response_texts(conversations.responses),
         ended=conversations.ended,
     )
-    return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule)
+    return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule, fitted)
 
 
 @torch.no_grad()
@@ -175,6 +172,7 @@ def segment_for(reward_model: SegmentRewardModel, pairs: list[PreferencePair], *
         reward_model.segmentation,
         segmenter_for(reward_model),
         max_length=reward_model.card.max_length,
+        overlong=reward_model.card.overlong,
         with_states=reward_model.card.trunk_is_segmenter,
         fingerprint=reward_model.segmenter_fingerprint,
         **options,
@@ -183,11 +181,12 @@ def segment_for(reward_model: SegmentRewardModel, pairs: list[PreferencePair], *
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """Scores of one pair with the units of both answers."""
+    """Scores of one pair with the units of both answers, and what of it was cut to fit."""
 
     pair: PreferencePair
     chosen: ScoredResponse
     rejected: ScoredResponse
+    cut: frozenset[str] = frozenset()
 
 
 def score_pairs(
@@ -201,8 +200,9 @@ def score_pairs(
         data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
         cuts.append(data.segmentation)
         readings = readings_of(reward_model, data, batch_size=batch_size)
-        texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
+        texts = [None if p.ids else text for p in data.pairs for text in (p.chosen, p.rejected)]
         records = reward_model.describe(data.segmentation, readings, data.conversations, texts)
-        scored += [ScoredPair(pair, records[2 * i], records[2 * i + 1]) for i, pair in enumerate(chunk)]
+        sides = zip(data.pairs, records[0::2], records[1::2], data.encoded, strict=True)
+        scored += [ScoredPair(pair, chosen, rejected, encoded.cut) for pair, chosen, rejected, encoded in sides]
     warn_of_fallbacks(cuts)
     return scored

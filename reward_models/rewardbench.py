@@ -14,9 +14,11 @@ from reward_models.pairs import ScoredPair, score_pairs
 from reward_models.rewardbench_sections import length_baseline, rewardbench_scores
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
+from segrew.data_options import DataOptions
 from segrew.metrics import wilson_interval
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import RunDirectory, write_jsonl
+from segrew.sources import DataRecord, write_records
 
 
 @dataclass
@@ -76,14 +78,17 @@ def _first_of_each_subset(pairs: list[PreferencePair], limit: int | None) -> lis
     return kept
 
 
-def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> dict[str, Any]:
+def run_benchmark(
+    config: BenchmarkConfig, console: Console | None = None, options: DataOptions | None = None
+) -> dict[str, Any]:
     """Score every row, write `results.json` and `scores.jsonl`, print the table.
 
     Raises:
         ValueError: the reward model or the rows cannot be used.
     """
     console = console or Console()
-    pairs = load_preferences(config.dataset_name, config.dataset_split, keep_identical=True).pairs
+    loaded = load_preferences(config.dataset_name, config.dataset_split, options, keep_identical=True)
+    pairs = loaded.pairs
     if config.benchmark == "rewardbench" and not all(pair.subset for pair in pairs):
         raise ValueError(
             f"{config.dataset_name}: rows without a 'subset' are not in RewardBench's format; use --benchmark pairs."
@@ -91,11 +96,18 @@ def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> di
     pairs = _first_of_each_subset(pairs, config.max_per_subset)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     run = RunDirectory.create(
-        config.output_dir, command="rewardbench", config=to_dict(config), overwrite=config.overwrite_output_dir
+        config.output_dir,
+        command="rewardbench",
+        config=to_dict(config, options or DataOptions()),
+        overwrite=config.overwrite_output_dir,
     )
     scored = score_pairs(
         reward_model, pairs, batch_size=config.per_device_eval_batch_size, description="Scoring the benchmark"
     )
+    fitted = Counter(f"pairs with {part} cut to fit" for pair in scored for part in sorted(pair.cut))
+    record = DataRecord("benchmark", "pairs", len(scored), loaded.sources, fitted)
+    console.print(str(record), highlight=False, markup=False, soft_wrap=True)
+    write_records(run.path, [record])
     return write_results(run, scored, config, reward_model, console)
 
 
@@ -166,5 +178,5 @@ def pair_accuracy(scored: list[ScoredPair]) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     """Run `segrew rewardbench`."""
-    (config,) = parse("rewardbench", (BenchmarkConfig,), argv)
-    run_benchmark(config)
+    config, options = parse("rewardbench", (BenchmarkConfig, DataOptions), argv)
+    run_benchmark(config, options=options)

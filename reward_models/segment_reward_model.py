@@ -1,7 +1,7 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from reward_models.foreign_checkpoints import card_of, score_normalizer
 from reward_models.normalizers import LocationNormalizer
 from reward_models.reading import Readings, read_states, read_units
 from segrew.chat import ChatFormat, Message
+from segrew.encoding import EncodedAnswer, encode_answer
 from segrew.language_models import (
     Conversations,
     best_device,
@@ -33,7 +34,6 @@ from segrew.language_models import (
     statistics_of_states,
     unused_pad_id,
 )
-from segrew.preferences import encode_answers
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, segment
 from segrew.text_rules import warn_of_fallbacks
 
@@ -61,10 +61,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class ScoredResponse:
-    """A response's score e(x, y) and the units it is made of."""
+    """A response's score e(x, y) and the units it is made of.
+
+    Args:
+        cut: what had to be cut to fit the reward model's maximum length, of "prompt" and "answer".
+    """
 
     score: float
     segments: list[Segment]
+    cut: tuple[str, ...] = ()
 
 
 class SegmentRewardModel:
@@ -238,17 +243,24 @@ class SegmentRewardModel:
         return segmentation, read_states(self.model, states, conversations.ended, segmentation, self.card)
 
     def encode(
-        self, prompt: list[Message] | str, response: str, finished: bool = True
-    ) -> tuple[list[int], list[int], bool]:
-        """Return prompt ids, response ids and whether the response kept its stop token, within `max_length`.
+        self,
+        prompt: list[Message] | str,
+        response: str,
+        finished: bool = True,
+        template: dict[str, Any] | None = None,
+    ) -> EncodedAnswer:
+        """Encode a response to a prompt within `max_length`.
 
         Args:
             finished: False for a response that was cut off, and so has no stop token.
+            template: further arguments of the chat template, such as tools.
         """
-        prompt_ids, (kept,), (ended,) = encode_answers(prompt, [response], self.chat, self.card.max_length)
-        if ended and not finished and len(kept) > 1:
-            return prompt_ids, kept[:-1], False
-        return prompt_ids, kept, ended
+        card = self.card
+        encoded = encode_answer(
+            prompt, response, self.chat, card.max_length, card.overlong, template, finished=finished
+        )
+        assert encoded is not None, "a card never drops"
+        return encoded
 
     def score(
         self,
@@ -258,12 +270,14 @@ class SegmentRewardModel:
         description: str = "",
         *,
         finished: list[bool] | None = None,
+        templates: list[dict[str, Any]] | None = None,
     ) -> list[ScoredResponse]:
         """Score responses to prompts, in order.
 
         Args:
             prompts: messages each, or their text as the chat template renders it.
             finished: False for a response that was cut off; None for all finished.
+            templates: further arguments of the chat template for each prompt, such as tools.
             description: label of the progress bar; empty for none.
 
         Raises:
@@ -273,10 +287,10 @@ class SegmentRewardModel:
             raise ValueError(f"{len(prompts)} prompts for {len(responses)} responses; give one each.")
         if self.normalizer is not None:
             self.normalizer.require(self.fingerprint, rule=self.segmentation.label, source=NORMALIZER_FILE)
-        whole = finished or [True] * len(prompts)
-        rows = [self.encode(p, r, f) for p, r, f in zip(prompts, responses, whole, strict=True)]
-        ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
-        conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
+        options = zip(finished or [True] * len(prompts), templates or [{}] * len(prompts), strict=True)
+        rows = [self.encode(p, r, *option) for p, r, option in zip(prompts, responses, options, strict=True)]
+        ended = torch.tensor([row.ended for row in rows], dtype=torch.bool)
+        conversations = Conversations([row.prompt for row in rows], [row.response for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
         cuts: list[Segmentation] = []
         batches = list(micro_batches(conversations, batch_size))
@@ -285,7 +299,8 @@ class SegmentRewardModel:
             segmentation, readings = self.segment_and_read(part)
             cuts.append(segmentation)
             texts = [responses[i] for i in batch]
-            scored.update(zip(batch, self.describe(segmentation, readings, part, texts), strict=True))
+            for i, record in zip(batch, self.describe(segmentation, readings, part, texts), strict=True):
+                scored[i] = replace(record, cut=rows[i].cut)
         warn_of_fallbacks(cuts)
         return [scored[i] for i in range(len(rows))]
 
@@ -294,12 +309,12 @@ class SegmentRewardModel:
         segmentation: Segmentation,
         readings: Readings,
         conversations: Conversations,
-        texts: list[str] | None = None,
+        texts: list[str] | list[str | None] | None = None,
     ) -> list[ScoredResponse]:
         """Turn a scored batch into records with text.
 
         Args:
-            texts: the responses' own text; None takes the text of their ids.
+            texts: the responses' own text; None, of all or of one, takes the text of its ids.
         """
         rewards, scores, locations = readings.rewards, readings.scores.tolist(), segmentation.locations
         normalized = self.normalizer.transform(rewards, locations).tolist() if self.normalizer else None
@@ -312,8 +327,9 @@ class SegmentRewardModel:
         records = []
         for b, (count, ends, lengths) in enumerate(columns):
             ids = conversations.responses[b]
-            text = self.chat.decode(ids) if texts is None else texts[b]
-            spans = self.chat.cut_text(ids, ends[:count], None if texts is None else text)
+            own = texts[b] if texts else None
+            text = self.chat.decode(ids) if own is None else own
+            spans = self.chat.cut_text(ids, ends[:count], own)
             segments = [
                 Segment(
                     text=text[start:stop],

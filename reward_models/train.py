@@ -18,13 +18,15 @@ from reward_models.pair_trainer import PairTrainer, evaluate_scores, scores_as_f
 from reward_models.pairs import unit_states
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
-from reward_models.train_inputs import Prepared, load_pairs, prepare
+from reward_models.train_inputs import Prepared, data_records, load_pairs, prepare
 from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
+from segrew.data_options import DataOptions
 from segrew.language_models import load_tokenizer
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
 from segrew.run_directory import RunDirectory
+from segrew.sources import names_of, write_records
 
 
 def _turn_off_dropout(model: nn.Module) -> None:
@@ -126,7 +128,8 @@ def _report(
     metrics: dict[str, float], prepared: Prepared, config: RewardModelConfig, console: Console
 ) -> dict[str, Any]:
     """Print the accuracy on held-out pairs with its interval, beside the length baseline; return evaluation.json."""
-    summary = {"dataset": config.dataset_name, "train_pairs": len(prepared.train)}
+    dataset = ", ".join(names_of(config.dataset_name))
+    summary = {"dataset": dataset, "train_pairs": len(prepared.train)}
     if prepared.test is None:
         return summary
     n = len(prepared.test)
@@ -137,7 +140,7 @@ def _report(
         f'ties {metrics["eval_ties"]:.0f}); "the longer answer wins" {longer:.3f}'
     )
     return summary | {
-        "eval_dataset": config.eval_dataset_name or config.dataset_name,
+        "eval_dataset": config.eval_dataset_name or dataset,
         "accuracy": metrics["eval_accuracy"],
         "ci95": [low, high],
         "n": n,
@@ -169,7 +172,10 @@ def _fit(
 
 
 def train_reward_model(
-    config: RewardModelConfig, args: TrainingArguments, console: Console | None = None
+    config: RewardModelConfig,
+    args: TrainingArguments,
+    console: Console | None = None,
+    options: DataOptions | None = None,
 ) -> SegmentRewardModel:
     """Train, evaluate and write a reward-model directory.
 
@@ -187,14 +193,16 @@ def train_reward_model(
         run.check(**may)
     checkpoint = None if config.tune == "head" else _checkpoint_of(args)
     repository = claim_repository(args) if args.push_to_hub and first else None
-    chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
-    pairs = load_pairs(config, console)
+    options, tokenizer = options or DataOptions(), load_tokenizer(config.model_name_or_path)
+    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
+    loaded = load_pairs(config, options, args.seed, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
     with args.main_process_first(desc="reading the segmenter"):  # the others find its entropies in the cache
-        prepared = prepare(config, args, chat, pairs, console)
+        prepared = prepare(config, args, chat, loaded, console)
     if first:
-        RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args), **may)
+        RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args, options), **may)
+        write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
     model, metrics = _fit(prepared, model, config, args, run, checkpoint)
     summary = _report(metrics, prepared, config, console)
@@ -212,5 +220,5 @@ def train_reward_model(
 
 def main(argv: list[str]) -> None:
     """Run `segrew train-rm`."""
-    config, args = parse("train-rm", (RewardModelConfig, RewardTrainingArguments), argv)
-    train_reward_model(config, args)
+    config, args, options = parse("train-rm", (RewardModelConfig, RewardTrainingArguments, DataOptions), argv)
+    train_reward_model(config, args, options=options)

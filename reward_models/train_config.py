@@ -7,8 +7,10 @@ import torch
 from transformers import TrainingArguments
 
 from segrew.aggregation import Aggregator
+from segrew.chat import SystemRole
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.encoding import Overlong
 from segrew.language_models import best_dtype
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleFlags
@@ -22,11 +24,14 @@ class RewardModelConfig(RuleFlags):
     segmenter_name_or_path: str | None = arg(
         None, help="Frozen model that cuts the responses; default the one to start from, or what that was made of."
     )
-    dataset_name: str = arg(EMBEDDED_PAIRS, help="Preference pairs: file, directory, hub name, or 'everyday'.")
+    dataset_name: list[str] | str = arg(
+        [EMBEDDED_PAIRS], help="Preference pairs: files, directories, hub names, 'everyday'."
+    )
     dataset_train_split: str = arg("train", help="Split to train on.")
     dataset_test_split: str | None = arg("test", help="Split to evaluate on; null for none.")
     eval_dataset_name: str | None = arg(None, help="Pairs to evaluate on, if not a split of --dataset_name.")
     chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
+    system_role: SystemRole = arg("merge", help="Where the template has none: merge it into the first turn, or refuse.")
     read_position: Literal["end", "content"] = arg("end", help="Read the last unit at the stop token, or before it.")
     aggregator: Aggregator = arg("mean", help="How unit rewards become the score; see docs/aggregators.md.")
     temperature: float = arg(1.0, help="Of the soft aggregators and of the attention of 'learned'.")
@@ -41,8 +46,11 @@ class RewardModelConfig(RuleFlags):
     lora_target_modules: list[str] | None = arg(None, help="Layers that get LoRA; default all linear ones.")
     lora_merge: bool = arg(True, help="Export merged weights; false exports the adapter with its head.")
     head_penalty: float = arg(0.1, help="Strength of the quadratic penalty on the head with --tune head.")
-    max_length: int = arg(1024, help="Tokens of prompt and response together; the prompt is cut on its left first.")
-    max_pairs: int | None = arg(None, help="Use only the first pairs of each split.")
+    max_length: int = arg(1024, help="Tokens of prompt and response together.")
+    overlong: Overlong = arg("truncate_prompt_left", help="What becomes of more tokens: what is cut first, or neither.")
+    max_pairs: int | None = arg(
+        None, help="Use at most so many pairs of each split: the first, or a draw from several."
+    )
     num_print_samples: int = arg(16, help="Scored pairs written to scored_pairs/ at each evaluation.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 

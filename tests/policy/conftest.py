@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.card import RewardModelCard
-from segrew.chat import NAMED_TEMPLATES, ChatFormat
+from segrew.chat import ChatFormat
+from segrew.chat_templates import NAMED_TEMPLATES
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint
 from segrew.segmentation import SegmentationConfig
 

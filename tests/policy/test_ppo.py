@@ -14,6 +14,7 @@ import policy.ppo as ppo
 from policy.ppo import PPOConfig, main, train_policy
 from reward_models import SegmentRewardModel
 from reward_models.reading import Readings
+from segrew.data_options import DataOptions
 
 METRICS = {
     "step", "reward/score", "reward/dense_sum", "kl/k1", "kl/k2", "kl/k3", "policy/loss", "policy/clip_fraction",
@@ -298,6 +299,35 @@ def test_what_is_refused_leaves_no_trace(settings, tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         train_policy(settings(dataset_name=str(tmp_path / "none.jsonl"), overwrite_output_dir=True))
     assert len(lines(path, "metrics.jsonl")) == 1
+
+
+def test_what_was_read_left_out_and_cut_is_kept_with_the_run(settings, tmp_path):
+    rows = [{"prompt": f"question {i}"} for i in range(20)] + [{"prompt": "question 3"}, {"prompt": "why " * 90}]
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = settings(total_steps=1, dataset_name=[str(path)], eval_dataset=str(path), eval_samples=2)
+    run = train_policy(config, DataOptions(stage_split="20,40,40"))
+    record = json.loads((run / "data.json").read_text())
+    training, evaluation = record["training"], record["evaluation"]
+    assert (
+        0
+        < training["prompts"]
+        == 21 - training["sources"][0]["skipped"]["in another stage"] - sum(training["fitted"].values())
+    )
+    assert evaluation["prompts"] == 20 and evaluation["sources"][0]["skipped"] == {"repeated prompt": 1}
+    assert evaluation["fitted"] == {"prompts left out: longer than --max_prompt_length": 1}
+    longer = train_policy(settings(total_steps=1, dataset_name=str(path), overlong="truncate_prompt_left",
+                                   output_dir=str(tmp_path / "cut")))  # fmt: skip
+    record = json.loads((longer / "data.json").read_text())["training"]
+    assert record["prompts"] == 21 and record["fitted"] == {"prompts cut to --max_prompt_length": 1}
+
+
+def test_a_run_of_another_stage_is_not_resumed(settings):
+    config = settings(total_steps=1, save_steps=1)
+    train_policy(config, DataOptions(stage_split="0,50,50"))
+    again = settings(total_steps=2, resume_from_checkpoint="latest")
+    with pytest.raises(ValueError, match=r"--stage_split 50,0,50: the run in .* had 0,50,50"):
+        train_policy(again, DataOptions(stage_split="50,0,50"))
 
 
 def test_flags_reach_the_run(settings, capsys):

@@ -169,7 +169,8 @@ def test_a_trunk_that_is_the_segmenter_is_read_in_the_same_pass(build_scorer):
 def test_truncated_text_is_read_at_its_last_kept_token(build_scorer):
     scorer = build_scorer("response", max_length=16)
     prompt = [{"role": "user", "content": "p" * 30}]
-    prompt_ids, response_ids, ended = scorer.encode(prompt, "abcdefghijkl")
+    encoded = scorer.encode(prompt, "abcdefghijkl")
+    prompt_ids, response_ids, ended = encoded.prompt, encoded.response, encoded.ended
     assert (len(prompt_ids), len(response_ids), ended) == (8, 8, False) and 2 not in response_ids
     record = scorer.score([prompt], ["abcdefghijkl"])[0]
     assert record.score == pytest.approx(head_at(scorer, prompt_ids + response_ids, 15), abs=1e-5)

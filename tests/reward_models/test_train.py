@@ -161,6 +161,34 @@ def test_b16_pairs_that_a_cut_makes_equal_are_counted(tmp_path, train, monkeypat
     assert "1 training pairs left out: identical within --max_length" in said
 
 
+def test_what_was_read_left_out_and_cut_is_kept_with_the_run(tmp_path, train):
+    pair = {"prompt": "x", "chosen": "Yes.", "rejected": "No."}
+    rows = [pair, pair | {"rejected": None}, pair | {"chosen": "Well. " * 30}, pair | {"rejected": "No, no."}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train(tmp_path / "a", dataset_name=path, tune="head", max_length=48, overlong="drop")
+    (record,) = read_json(tmp_path / "a" / "data.json").values()
+    assert record["pairs"] == 2 and record["fitted"] == {"pairs left out: longer than --max_length": 1}
+    (source,) = record["sources"]
+    assert source["rows"] == 4 and source["used"] == 3 and source["skipped"] == {"empty answer": 1}
+    assert read_json(tmp_path / "a" / "segrew.json")["overlong"] == "truncate_prompt_left"
+    with pytest.raises(ValueError, match=r"pairs\.jsonl, line 3: \d+ tokens with its prompt, more than --max_length"):
+        train(tmp_path / "b", dataset_name=path, tune="head", max_length=48, overlong="error")
+
+
+def test_a_stage_and_a_mixture_of_local_sets_train_a_reward_model(tmp_path, train, pairs_file):
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        shutil.copy(pairs_file, tmp_path / "set" / f"{split}.jsonl")
+    flags = {"dataset_name": tmp_path / "set", "stage_split": "20,40,40", "tune": "head", "max_length": 256}
+    train(tmp_path / "a", **flags)
+    record = read_json(tmp_path / "a" / "data.json")
+    skipped = record["training"]["sources"][0]["skipped"]
+    assert record["training"]["pairs"] == 12 - skipped["in another stage"] > 0
+    assert record["evaluation"]["pairs"] == 12  # a held-out split is taken whole
+    assert read_json(tmp_path / "a" / "run.json")["config"]["stage_split"] == "20,40,40"
+
+
 def test_b44_a_tie_is_no_win():
     scores = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 4.0], [0.0, 0.0]])
     assert pair_metrics(scores) == {"accuracy": 0.25, "ties": 2.0, "margin": 0.0}
