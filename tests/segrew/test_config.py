@@ -235,7 +235,7 @@ def test_every_field_of_every_config_is_read():
             for node in ast.walk(tree):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in inside:
                     owner = ast.unparse(node.value).split(".")[-1]
-                    if owner in ("config", "self", "output", "args", "settings", "options"):
+                    if owner in ("config", "self", "output", "args", "settings", "options", "execution"):
                         read.add(node.attr)
     configs = configs_of_sources()
     assert {"RewardModelConfig", "PPOConfig", "ScoreConfig", "SegmentConfig", "DataConfig", "DataOptions"} <= set(
