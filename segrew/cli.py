@@ -15,6 +15,7 @@ COMMANDS = {
     "score": ("reward_models.score:main", "score prompts and responses, segment by segment"),
     "show": ("reward_models.score:show", "print responses coloured by segment reward"),
     "ppo": ("policy.ppo:main", "dense-reward PPO with any reward and action granularity"),
+    "rloo": ("policy.rloo:main", "the same loop without a critic: one action, several answers to a prompt"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 

@@ -19,6 +19,9 @@ METRICS = {
     "policy/ratio_max", "policy/entropy", "value/loss", "value/explained_variance", "advantage/l2", "return/l2",
     "units/count", "units/length", "response/length", "response/eos_rate", "time/rollout", "time/segment",
     "time/score", "time/update", "tokens_per_second", "memory/peak_mb",
+    "kl/answer", "kl/coef", "policy/approx_kl", "policy/kl_loss", "policy/grad_norm", "value/grad_norm",
+    "policy/updates", "policy/skipped_updates", "gradient/relative_variance", "reward/bad_rows", "reward/flat_prompts",
+    "actions/count", "actions/length", "response/distinct_1", "response/distinct_2", "response/repetition",
 }  # fmt: skip
 UNREPEATABLE = {key for key in METRICS if key.startswith("time/")} | {"tokens_per_second", "memory/peak_mb"}
 
@@ -119,7 +122,8 @@ def test_micro_batch_size_changes_nothing(settings, tmp_path):
         results.append((repeatable(lines(path, "metrics.jsonl")), load_file(path / "model.safetensors")))
     (small, small_weights), (large, large_weights) = results
     for a, b in zip(small, large, strict=True):
-        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+        assert a.pop("gradient/relative_variance") > 0 == b.pop("gradient/relative_variance")  # none in one micro-batch
+        assert a == pytest.approx(b, rel=5e-3, abs=2e-4)
     for name, weight in small_weights.items():
         torch.testing.assert_close(weight, large_weights[name], atol=1e-4, rtol=1e-3)
 
@@ -237,12 +241,12 @@ def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):
         rewards[0, 0] = float("nan")
         return rewards
 
-    def no_update(*_):
+    def no_update(*_, **__):
         raise AssertionError("updated on a bad reward")
 
     monkeypatch.setattr(SegmentRewardModel, "unit_rewards", broken)
     monkeypatch.setattr(ppo, "update", no_update)
-    with pytest.raises(ValueError, match=r"reward model in .* gave the reward nan to unit 0 of sample \d"):
+    with pytest.raises(ValueError, match=r"reward_entropy.* gave the reward nan to unit 0 of sample \d"):
         train_policy(settings())
 
 
