@@ -35,6 +35,9 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
         "step": step, "score": metrics["eval/score"], "scores": scores, "evaluators": evaluators,
         "repetition": repeated, "metrics": metrics,
     }  # fmt: skip
+    watched = run.config.metric_for_best_model
+    if run.config.early_stopping_patience is not None and watched not in metrics:
+        raise ValueError(f"--metric_for_best_model {watched}: evaluations have {', '.join(sorted(metrics))}.")
     run.evaluations.append(record)
     if run.accelerator.is_main_process:
         run.directory.append("evaluation.jsonl", record)

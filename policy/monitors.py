@@ -72,13 +72,6 @@ def _gain(before: list[float], after: list[float]) -> tuple[float, float]:
 
 
 def out_of_patience(evaluations: list[dict[str, Any]], metric: str, patience: int) -> bool:
-    """Whether the last `patience` evaluations are all no better than the best one before them.
-
-    Raises:
-        ValueError: no evaluation has such a metric.
-    """
-    values = [evaluation["metrics"].get(metric) for evaluation in evaluations]
-    if values and values[-1] is None:
-        known = ", ".join(sorted(evaluations[-1]["metrics"]))
-        raise ValueError(f"--metric_for_best_model {metric}: evaluations have {known}.")
+    """Whether the last `patience` evaluations are all no better than the best one before them."""
+    values = [evaluation["metrics"][metric] for evaluation in evaluations]
     return len(values) > patience and max(values[-patience:]) <= max(values[:-patience])

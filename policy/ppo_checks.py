@@ -84,6 +84,9 @@ def _check_rewards(config: "PPOConfig") -> None:
             config, "reward_rule", "takes a reward model's score, and there is none; leave the flag out: a function "
             "that returns one number an answer is paid at its end."
         )  # fmt: skip
+    for name in ("eval_reward_models", "eval_reward_functions", "early_stopping_patience"):
+        if getattr(config, name) and config.eval_dataset is None:
+            _refuse(config, name, "needs held-out prompts; name them with --eval_dataset.")
     if config.critic_init == "reward_model" and not (config.reward_model_path and config.reward_tokens == "ids"):
         _refuse(config, "critic_init", "needs a reward model that reads the policy's own ids.")
 

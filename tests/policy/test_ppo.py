@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import policy.ppo as ppo
-from policy.ppo import PPOConfig, main, train_policy
+from policy.ppo import main, train_policy
 from reward_models import SegmentRewardModel
 
 METRICS = {
@@ -24,30 +24,6 @@ METRICS = {
     "actions/count", "actions/length", "response/distinct_1", "response/distinct_2", "response/repetition",
 }  # fmt: skip
 UNREPEATABLE = {key for key in METRICS if key.startswith("time/")} | {"tokens_per_second", "memory/peak_mb"}
-
-
-@pytest.fixture
-def settings(policy_dir, reward_dirs, prompts_file, tmp_path):
-    """Build a config from the tiny defaults."""
-
-    def build(reward: str = "entropy", **changes) -> PPOConfig:
-        defaults = {
-            "model_name_or_path": str(policy_dir),
-            "reward_model_path": str(reward_dirs[reward]),
-            "dataset_name": str(prompts_file),
-            "output_dir": str(tmp_path / "run"),
-            "total_steps": 2,
-            "rollout_batch_size": 6,
-            "max_new_tokens": 10,
-            "max_prompt_length": 128,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-3,
-            "critic_learning_rate": 1e-3,
-            "save_steps": 0,
-        }
-        return PPOConfig(**defaults | changes)
-
-    return build
 
 
 def lines(path: Path, name: str) -> list[dict]:
