@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from policy.agreement import live_agreement
 from policy.experience import Experience
 from policy.losses import kl_estimates
 from policy.monitors import flat_groups, flat_warning
@@ -28,6 +29,7 @@ def measure(
         kl_metrics(rollout, experience) | reward_metrics(run, experience, scores) | unit_metrics(experience, scores)
     )
     mask = rollout.mask
+    values |= live_agreement(rollout, experience.units, run.config.temperature)
     values |= {
         "policy/entropy": masked_mean(rollout.entropy, mask),
         "value/explained_variance": explained_variance(

@@ -75,7 +75,7 @@ class Run:
         self.seconds[name] = time.perf_counter() - start
 
 
-def open_run(config: PPOConfig) -> tuple[Run, int]:
+def open_run(config: PPOConfig, command: str = "ppo") -> tuple[Run, int]:
     """Check and load everything, claim the directory, and return the run with the number of steps already done.
 
     What can be refused is refused first: by then nothing has been written or replaced.
@@ -101,7 +101,7 @@ def open_run(config: PPOConfig) -> tuple[Run, int]:
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     kept, ids = _tokenize(prompts, roles.chat, config.max_prompt_length)
     if accelerator.is_main_process:
-        RunDirectory.create(config.output_dir, command="ppo", config=to_dict(config), **claim)
+        RunDirectory.create(config.output_dir, command=command, config=to_dict(config), **claim)
         _announce(directory, config, roles, axes, sources, len(prompts) - len(kept), len(kept), console)
         if config.sampling.warning:
             warnings.warn(config.sampling.warning, stacklevel=2)

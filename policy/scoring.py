@@ -105,12 +105,20 @@ def normalizer_of(
 
 
 def cut_units(
-    conversations: Conversations, roles: Roles, axes: Axes, config: PPOConfig, generator: torch.Generator
+    conversations: Conversations,
+    roles: Roles,
+    axes: Axes,
+    config: PPOConfig,
+    generator: torch.Generator,
+    further: tuple[SegmentationConfig, ...] = (),
 ) -> Units:
     """Run the reference once over the answers: its log-probabilities for the KL, its entropies for the cuts.
 
     Another pass is made only where the reward model names another segmenter, or where perplexity units need
     log-probabilities at temperature 1 and sampling has another.
+
+    Args:
+        further: rules to cut by as well; an entropy rule without a threshold takes it from these answers.
     """
     batch_size = config.local_rollout_forward_batch_size
     ref_logprobs, entropy = roles.reference_statistics(
@@ -118,7 +126,7 @@ def cut_units(
     )
     mask, ended = (x.to(ref_logprobs.device) for x in (conversations.mask, conversations.ended))
     logprobs = ref_logprobs
-    rules = [axes.rewards, axes.actions]
+    rules = [axes.rewards, axes.actions, *further]
     if roles.reward_model is not None and config.reward_tokens == "ids":
         rules.insert(0, roles.reward_model.segmentation)
     other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
@@ -126,7 +134,9 @@ def cut_units(
         logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
 
     def cut(rule: SegmentationConfig, ended: torch.Tensor | None) -> Segmentation:
-        return segment(rule, mask, entropy=entropy, logprobs=logprobs, ended=ended, generator=generator)
+        return segment(
+            rule.resolve(entropy, mask), mask, entropy=entropy, logprobs=logprobs, ended=ended, generator=generator
+        )
 
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:

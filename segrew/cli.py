@@ -16,6 +16,7 @@ COMMANDS = {
     "show": ("reward_models.score:show", "print responses coloured by segment reward"),
     "ppo": ("policy.ppo:main", "dense-reward PPO with any reward and action granularity"),
     "rloo": ("policy.rloo:main", "the same loop without a critic: one action, several answers to a prompt"),
+    "probe": ("policy.probe:main", "which action granularity has the quietest gradient, from one set of rollouts"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 
