@@ -1,11 +1,14 @@
 """Whether the policy in training would cut answers where its frozen reference does."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from policy.readings import Units
 from policy.rollout import Rollout
+from segrew.response_text import ResponseText
 from segrew.segmentation import Segmentation, segment
 
 
@@ -16,13 +19,22 @@ def boundary_agreement(ours: Segmentation, theirs: Segmentation) -> Float[Tensor
     return torch.where(total > 0, 2 * both / total.clamp(min=1), 1.0)
 
 
-def live_agreement(rollout: Rollout, units: Units, temperature: float) -> dict[str, Float[Tensor, ""]]:
+def live_agreement(
+    rollout: Rollout, units: Units, texts: Sequence[ResponseText] | None, temperature: float
+) -> dict[str, Float[Tensor, ""]]:
     """Agreement of the first rule that reads a model with its cut by the sampling policy; {} if no rule does.
 
     Perplexity spans are compared at temperature 1 only, where the rollout's log-probabilities are those of the rule.
     """
     for rule, cut in units.cuts.items():
         if rule.needs_model and (rule.rule == "entropy" or temperature == 1):
-            live = segment(rule, rollout.mask, entropy=rollout.entropy, logprobs=rollout.logprobs, ended=rollout.ended)
+            live = segment(
+                rule,
+                rollout.mask,
+                entropy=rollout.entropy,
+                logprobs=rollout.logprobs,
+                texts=texts,
+                ended=rollout.ended,
+            )
             return {"units/live_agreement": boundary_agreement(live, cut)}
     return {}

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 AT_LEAST_ONE = (
     "rollout_batch_size", "num_samples_per_prompt", "per_device_train_batch_size", "local_rollout_forward_batch_size",
-    "num_ppo_epochs", "num_mini_batches", "n", "max_prompt_length", "eval_steps", "eval_samples", "lora_r",
+    "num_ppo_epochs", "num_mini_batches", "max_prompt_length", "eval_steps", "eval_samples", "lora_r",
     "kl_horizon", "early_stopping_patience",
 )  # fmt: skip
 NOT_NEGATIVE = (
@@ -28,7 +28,7 @@ def check_settings(config: "PPOConfig") -> None:
         raise ValueError(
             "--reward_model_path is missing: name a directory made by `segrew train-rm`, or give --reward_functions."
         )
-    _ = config.sampling  # refuses its own bad values
+    _ = config.sampling, config.rule_named(config.action_rule)  # refuse their own bad values
     _check_ranges(config)
     _check_batches(config)
     _check_rewards(config)
@@ -122,7 +122,7 @@ def _check_estimator(config: "PPOConfig") -> None:
             _refuse(config, "compat", "of the release's value functions only the mean runs; set --value_scheme mean.")
 
 
-def n_by_step(config: "PPOConfig") -> list[tuple[int, int]]:
+def n_by_step(config: "PPOConfig") -> list[tuple[int, int | None]]:
     """The schedule of --n_schedule as (first step, n), by step; the run's --n where there is none.
 
     Raises:
@@ -131,11 +131,12 @@ def n_by_step(config: "PPOConfig") -> list[tuple[int, int]]:
     if config.n_schedule is None:
         return [(0, config.n)]
     try:
-        parts = sorted((int(step), int(n)) for n, step in (part.split(":") for part in config.n_schedule.split(",")))
+        pairs = [part.split(":") for part in config.n_schedule.split(",")]
+        parts = sorted((int(step), int(n)) for n, step in pairs)
     except ValueError:
         parts = []
     if not parts or parts[0][0] != 0 or any(n < 1 for _, n in parts) or len({step for step, _ in parts}) < len(parts):
         _refuse(config, "n_schedule", "expected n:step,n:step with one part for step 0, such as 10:0,5:100.")
     if config.action_rule != "ngram":
         _refuse(config, "n_schedule", f"--action_rule {config.action_rule} has no n; set --action_rule ngram.")
-    return parts
+    return [*parts]

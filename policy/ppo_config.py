@@ -14,15 +14,14 @@ from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.macro_actions import ValueScheme
 from segrew.preferences import EMBEDDED_PAIRS
+from segrew.rule_flags import RuleSettings
+from segrew.segmentation import Rule
 
-ActionRule = Literal[
-    "token", "entropy", "ngram", "random_ngram", "perplexity", "response", "sentence", "constituency", "python_ast"
-]
-RewardRule = Literal["terminal", ActionRule]  # type: ignore[valid-type]
+RewardRule = Literal["terminal", Rule]
 
 
 @dataclass
-class PPOConfig:
+class PPOConfig(RuleSettings):
     """PPO at any reward and action granularity."""
 
     # Models
@@ -70,11 +69,10 @@ class PPOConfig:
     reward_rule: RewardRule | None = arg(
         None, help="Where rewards are read; default the reward model's own rule. terminal: its score, at the end."
     )
-    action_rule: ActionRule = arg("token", help="Units that advantages are computed over.")
+    action_rule: Rule = arg("token", help="Units that advantages are computed over.")
     entropy_threshold: float | None = arg(
         None, help="Nats, for an entropy rule on either axis; default the reward model's."
     )
-    n: int = arg(5, help="Length of n-gram units on either axis.")
     n_schedule: str | None = arg(
         None, help="Length of n-gram actions by PPO step, such as 10:0,5:100 (10 from the start, 5 from step 100 on)."
     )

@@ -24,12 +24,16 @@ LOW_KL = -0.1
 def measure(
     run: Run, rollout: Rollout, experience: Experience, scores: Scores, stats: dict[str, Tensor]
 ) -> dict[str, int | float]:
-    """The metrics of one step, means over all processes."""
+    """The metrics of one step, means over all processes.
+
+    Where a rule parses, `parse_fallback_rate` is the share of responses that it could not be applied to.
+    """
     values = (
         kl_metrics(rollout, experience) | reward_metrics(run, experience, scores) | unit_metrics(experience, scores)
     )
     mask = rollout.mask
-    values |= live_agreement(rollout, experience.units, run.config.temperature)
+    texts = run.roles.chat.response_texts(rollout.conversations.responses)
+    values |= live_agreement(rollout, experience.units, texts, run.config.temperature)
     values |= {
         "policy/entropy": masked_mean(rollout.entropy, mask),
         "value/explained_variance": explained_variance(
@@ -40,6 +44,9 @@ def measure(
         **{f"response/{n}": torch.tensor(x) for n, x in text_metrics(rollout.conversations.responses).items()},
         **stats,
     }
+    unparsed = [cut.fallback for cut in experience.units.cuts.values() if cut.fallback is not None]
+    if unparsed:
+        values["units/parse_fallback_rate"] = torch.stack(unparsed).any(0).float().mean()
     names, device = sorted(values), mask.device
     means: Any = run.accelerator.reduce(torch.stack([values[n].float().to(device) for n in names]), reduction="mean")
     metrics = dict(zip(names, means.tolist(), strict=True))

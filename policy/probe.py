@@ -30,6 +30,7 @@ from policy.scoring import cut_units, take
 from segrew.config import arg, parse
 from segrew.macro_actions import value_by_unit
 from segrew.masking import masked_mean
+from segrew.rule_flags import RuleSettings
 from segrew.segmentation import RULES, SegmentationConfig
 
 DEFAULTS: dict[str, Any] = {"output_dir": "runs/probe", "rollout_batch_size": 128, "per_device_train_batch_size": 8}
@@ -46,8 +47,8 @@ class ProbeConfig:
     )
 
 
-def rule_of(name: str) -> SegmentationConfig:
-    """Read a granularity as a rule.
+def rule_of(name: str, settings: RuleSettings) -> SegmentationConfig:
+    """Read a granularity as a rule; what it does not say itself comes from the settings.
 
     Raises:
         ValueError: there is no such rule.
@@ -56,15 +57,15 @@ def rule_of(name: str) -> SegmentationConfig:
     if found is None or (found[5] and found[5] not in set(RULES) - {"entropy", "ngram"}):
         raise ValueError(f"--granularities {name}: expected a rule such as token, ngram-5, entropy~4 or response.")
     if found[1]:
-        return SegmentationConfig(rule="ngram", n=int(found[2]))
+        return replace(settings.rule_named("ngram"), n=int(found[2]))
     if found[3]:
-        return SegmentationConfig(rule="entropy", target_length=float(found[4]))
-    return SegmentationConfig(rule=found[5])  # type: ignore[arg-type]
+        return settings.rule_named("entropy", target_length=float(found[4]))
+    return settings.rule_named(found[5])
 
 
 def run_probe(config: PPOConfig, probe: ProbeConfig, console: Console) -> Path:
     """Compare granularities and write probe.json and probe.png."""
-    rules = {name: rule_of(name) for name in probe.granularities}
+    rules = {name: rule_of(name, config) for name in probe.granularities}
     run, _ = open_run(replace(config, total_steps=config.critic_warmup_steps), command="probe")
     for step in range(1, config.critic_warmup_steps + 1):
         train_step(run, step)

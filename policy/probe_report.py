@@ -13,7 +13,7 @@ def wins(rows: list[dict[str, Any]]) -> list[float]:
     """In which share of the resamples each granularity had the least gradient noise."""
     draws = torch.tensor([row["draws"] for row in rows])
     best = draws.argmin(0)
-    return [(best == i).float().mean().item() for i in range(len(rows))]
+    return [(best == i).double().mean().item() for i in range(len(rows))]
 
 
 def recommend(rows: list[dict[str, Any]]) -> str:

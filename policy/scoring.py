@@ -1,6 +1,7 @@
 """The two axes of a run resolved against its reward model, and answers cut into the units of both."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -29,14 +30,15 @@ class Axes:
     terminal: bool
     actions: SegmentationConfig
     normalizer: LocationNormalizer | None
-    n_schedule: tuple[tuple[int, int], ...] = ((0, 5),)
+    n_schedule: tuple[tuple[int, int | None], ...] = ((0, 5),)
 
     @classmethod
     def from_config(cls, config: PPOConfig, reward_model: SegmentRewardModel | None) -> "Axes":
         """Resolve both rules against the reward model; without one a reward is of the whole answer by default.
 
         Raises:
-            ValueError: a rule lacks its threshold, or the normalizer is missing or was fitted for another rule.
+            ValueError: a rule lacks its threshold or its parser, a setting is given that no rule reads, or the
+                normalizer is missing or was fitted for another rule.
         """
         terminal = config.reward_rule == "terminal"
         theirs = WHOLE if reward_model is None else reward_model.segmentation
@@ -49,6 +51,10 @@ class Axes:
         own = WHOLE if by_text else theirs  # its nats mean nothing to the policy's tokens
         rewards = own if by_text or config.reward_rule in (None, "terminal") else _rule(config.reward_rule, config, own)
         actions = _rule(config.action_rule, config, own)
+        of_flags = [rule for rule in (rewards, actions) if rule is not own]
+        config.refuse_unread(of_flags, {"entropy_threshold": "threshold"})
+        for rule in (rewards, actions):
+            rule.software()  # refuses what is not installed
         normalizer = None
         if reward_model is not None and not terminal:
             read_by = theirs if by_text else rewards
@@ -73,8 +79,8 @@ def _rule(name: str, config: PPOConfig, own: SegmentationConfig) -> Segmentation
                 f"an entropy rule needs a threshold, and the reward model (rule {own.label}) names none; pass "
                 "--entropy_threshold in nats (`segrew segment --target_length L` finds one)."
             )
-        return SegmentationConfig(rule="entropy", threshold=threshold)
-    return SegmentationConfig(rule=name, n=config.n)  # type: ignore[arg-type]
+        return config.rule_named("entropy", threshold=threshold)
+    return config.rule_named(name)
 
 
 def normalizer_of(
@@ -132,11 +138,11 @@ def cut_units(
     other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
     if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
         logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
+    texts = roles.chat.response_texts(conversations.responses)
+    inputs: dict[str, Any] = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
 
     def cut(rule: SegmentationConfig, ended: torch.Tensor | None) -> Segmentation:
-        return segment(
-            rule.resolve(entropy, mask), mask, entropy=entropy, logprobs=logprobs, ended=ended, generator=generator
-        )
+        return segment(rule.resolve(entropy, mask), mask, **inputs, ended=ended)
 
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:

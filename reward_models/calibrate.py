@@ -13,6 +13,7 @@ from reward_models.pairs import segment_for, unit_rewards_of
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass
@@ -40,6 +41,7 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     rows = config.per_device_eval_batch_size
     data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
+    warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
     rewards = unit_rewards_of(reward_model, data, batch_size=rows, description="Reading rewards")[unit_mask]
     locations = data.segmentation.locations[unit_mask]

@@ -86,6 +86,24 @@ def tiny_dir(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def parser_dir(tmp_path_factory) -> Path:
+    """A spaCy pipeline whose parse is made up: four words, less at the end, each depending on the one before."""
+    spacy = pytest.importorskip("spacy")
+
+    @spacy.Language.component("chains_of_four")
+    def chains_of_four(document):
+        for word in document:
+            word.head, word.dep_ = (document[word.i - 1], "dep") if word.i % 4 else (word, "ROOT")
+        return document
+
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("chains_of_four")
+    path = tmp_path_factory.mktemp("parser")
+    pipeline.to_disk(path)
+    return path
+
+
 def write_pairs(path: Path, pairs) -> Path:
     """Write preference pairs as a file of TRL's conversational prompt, plain answers and marked faults."""
     rows = [

@@ -26,8 +26,8 @@ def test_the_live_policy_is_compared_by_the_rule_that_reads_a_model():
     reference = Segmentation(torch.tensor([[0, 1, 2, 2]]))
     tokens = Segmentation(torch.tensor([[0, 1, 2, 3]]))
     cuts = {SegmentationConfig(rule="token"): tokens, SegmentationConfig(rule="entropy", threshold=2.0): reference}
-    found = live_agreement(rollout, Units(torch.zeros(1, 4), cuts, reference, tokens), 1.0)
+    found = live_agreement(rollout, Units(torch.zeros(1, 4), cuts, reference, tokens), None, 1.0)
     assert found["units/live_agreement"].item() == pytest.approx(2 * 1 / (1 + 2))  # live: before 2; reference: 1, 2
-    assert live_agreement(rollout, Units(torch.zeros(1, 4), {}, tokens, tokens), 1.0) == {}
+    assert live_agreement(rollout, Units(torch.zeros(1, 4), {}, tokens, tokens), None, 1.0) == {}
     spans = {SegmentationConfig(rule="perplexity"): reference}
-    assert live_agreement(rollout, Units(torch.zeros(1, 4), spans, reference, tokens), 0.7) == {}
+    assert live_agreement(rollout, Units(torch.zeros(1, 4), spans, reference, tokens), None, 0.7) == {}

@@ -15,16 +15,17 @@ from policy.probe import ProbeConfig, experiences_of, last_layer, micro_batch_gr
 from policy.probe_report import recommend, wins
 from policy.scoring import take
 from segrew.cli import main
+from segrew.rule_flags import RuleSettings
 from segrew.segmentation import SegmentationConfig
 
 
 def test_granularities_by_name():
-    assert rule_of("token") == SegmentationConfig(rule="token")
-    assert rule_of("ngram-7") == SegmentationConfig(rule="ngram", n=7)
-    assert rule_of("entropy~4") == SegmentationConfig(rule="entropy", target_length=4.0)
+    assert rule_of("token", RuleSettings()) == SegmentationConfig(rule="token")
+    assert rule_of("ngram-7", RuleSettings()) == SegmentationConfig(rule="ngram", n=7)
+    assert rule_of("entropy~4", RuleSettings()) == SegmentationConfig(rule="entropy", target_length=4.0)
     for name in ("entropy", "ngram", "ngram-x", "token-3", "paragraph"):
         with pytest.raises(ValueError, match=f"--granularities {name}"):
-            rule_of(name)
+            rule_of(name, RuleSettings())
 
 
 def test_the_probe_writes_a_comparison_and_a_picture(settings):
@@ -44,8 +45,8 @@ def test_the_probe_writes_a_comparison_and_a_picture(settings):
 
 def test_gradients_of_micro_batches_are_those_of_the_whole(settings):
     """Weighted by their tokens they add up to the gradient of the batch, here of every last-layer coordinate."""
-    run, _ = open_run(settings(rollout_batch_size=6, per_device_train_batch_size=4), command="probe")
-    rules = {name: rule_of(name) for name in ("token", "ngram-3")}
+    run, _ = open_run(settings(rollout_batch_size=6, per_device_train_batch_size=4, bf16=False), command="probe")
+    rules = {name: rule_of(name, RuleSettings()) for name in ("token", "ngram-3")}
     rollout, experiences = experiences_of(run, rules)
     gradients, shares = micro_batch_gradients(run, rollout, experiences)
     assert len(shares) == 2 and shares.sum() == sum(rollout.conversations.lengths)
