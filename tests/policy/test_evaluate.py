@@ -1,48 +1,47 @@
-"""Scores of a policy are those of the very tokens it drew, and two policies are compared on equal terms."""
+"""Held-out answers are scored on the very tokens that were drawn, and two evaluations of a run are paired."""
+
+import json
 
 import pytest
 import torch
 
-from policy.evaluate import evaluate_policy
-from policy.rollout import Sampling
-from reward_models import SegmentRewardModel
-from segrew.chat import ChatFormat
-from segrew.language_models import load_causal_lm, load_tokenizer
-
-PROMPTS = [[{"role": "user", "content": text}] for text in ("Say hi.", "Name a colour.", "Go.", "Why?")]
+from policy.evaluate import evaluate, should_stop
+from policy.ppo_run import open_run
 
 
-@pytest.fixture(scope="module")
-def parts(policy_dir, reward_dirs):
-    device = torch.device("cpu")
-    return (
-        load_causal_lm(str(policy_dir), dtype=torch.float32, device=device),
-        ChatFormat.from_tokenizer(load_tokenizer(str(policy_dir))),
-        SegmentRewardModel.from_pretrained(reward_dirs["entropy"], device=device),
-    )
+@pytest.fixture
+def run(settings, prompts_file):
+    return open_run(settings(eval_dataset=str(prompts_file), eval_samples=4, samples_per_step=9))[0]
 
 
-def test_scores_are_means_of_the_segments_that_tile_the_answer(parts):
-    evaluation = evaluate_policy(*parts, PROMPTS, Sampling(max_new_tokens=9, batch_size=3))
-    assert len(evaluation.responses) == len(evaluation.scored) == 4
-    for text, record in zip(evaluation.responses, evaluation.scored, strict=True):
-        assert "".join(segment.text for segment in record.segments) == text
-        assert record.score == pytest.approx(sum(s.reward for s in record.segments) / len(record.segments), abs=1e-6)
-    assert evaluation.mean == pytest.approx(sum(evaluation.scores) / 4)
+def lines(run, name: str) -> list[dict]:
+    return [json.loads(line) for line in (run.directory.path / name).read_text().splitlines()]
 
 
-def test_one_seed_draws_the_same_answers_whatever_the_global_state(parts):
-    sampling = Sampling(max_new_tokens=9)
-    first = evaluate_policy(*parts, PROMPTS, sampling, seed=1)
+def test_scores_are_means_of_the_segments_that_tile_the_answer(run):
+    metrics = evaluate(run, 0)
+    (record,) = lines(run, "evaluation.jsonl")
+    samples = lines(run, "samples.jsonl")
+    assert len(samples) == len(record["scores"]) == 4
+    for sample, score in zip(samples, record["scores"], strict=True):
+        assert sample["split"] == "eval" and sample["score"] == score
+        assert "".join(segment["text"] for segment in sample["segments"]) == sample["response"]
+        rewards = [segment["reward"] for segment in sample["segments"]]
+        assert score == pytest.approx(sum(rewards) / len(rewards), abs=1e-6)
+    assert metrics["eval/score"] == record["score"] == pytest.approx(sum(record["scores"]) / 4)
+
+
+def test_evaluations_draw_with_the_same_random_numbers_whatever_the_global_state(run):
+    evaluate(run, 0)
     torch.rand(3)
-    again = evaluate_policy(*parts, PROMPTS, sampling, seed=1)
-    other = evaluate_policy(*parts, PROMPTS, sampling, seed=2)
-    assert first.responses == again.responses and first.scores == again.scores
-    assert first.responses != other.responses
+    evaluate(run, 1)
+    first, second = lines(run, "evaluation.jsonl")
+    assert first["scores"] == second["scores"]
+    answers = [[s["response"] for s in lines(run, "samples.jsonl") if s["step"] == step] for step in (0, 1)]
+    assert answers[0] == answers[1]
 
 
-def test_evaluation_leaves_the_models_mode_alone(parts):
-    model = parts[0].train()
-    evaluate_policy(*parts, PROMPTS[:1], Sampling(max_new_tokens=2))
-    assert model.training
-    model.eval()
+def test_a_run_without_held_out_prompts_is_not_evaluated(settings):
+    run, _ = open_run(settings())
+    assert evaluate(run, 0) == {} and not (run.directory.path / "evaluation.jsonl").exists()
+    assert not should_stop(run, 1)
