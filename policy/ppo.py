@@ -13,8 +13,8 @@ from accelerate import PartialState
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
-from policy.evaluate import evaluate, should_stop
 from policy.experience import densify
+from policy.held_out import evaluate, should_stop
 from policy.kl_control import adapted_coefficient
 from policy.minibatches import prompt_positions, step_generator
 from policy.ppo_config import PPOConfig

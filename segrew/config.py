@@ -124,6 +124,8 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
     parser = HfArgumentParser(classes, prog=f"segrew {command}", allow_abbrev=False)
     for field, kind in zip(fields, types, strict=True):  # it takes `| None` out of fields that other configs inherit
         field.type = kind
+    computed = {f.name: f.default_factory() for f in fields if f.type is bool and callable(f.default_factory)}
+    parser.set_defaults(**computed)  # it takes them for False
     known = sorted({name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"})
 
     def refuse(message: str) -> None:

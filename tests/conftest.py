@@ -23,6 +23,8 @@ from segrew.preferences import everyday_pairs
 from segrew.tiny_model import make_tiny_model
 
 torch.set_num_threads(1)
+# Tolerances are float32's, on processors with bfloat16 units too; tests of bfloat16 ask for it.
+torch.cpu._is_avx512_bf16_supported = lambda: False
 # transformers' own defaults (eval_delay: float = 0) break its annotations, so this class goes unchecked.
 RewardTrainingArguments.__init__ = inspect.unwrap(RewardTrainingArguments.__init__)
 

@@ -1,47 +1,24 @@
-"""Held-out answers are scored on the very tokens that were drawn, and two evaluations of a run are paired."""
-
-import json
+"""Scores of answers are those of the very tokens that were drawn."""
 
 import pytest
 import torch
 
-from policy.evaluate import evaluate, should_stop
-from policy.ppo_run import open_run
+from policy.evaluate import score_tokens
+from policy.rollout import Sampling, sample_answers
+from reward_models import SegmentRewardModel
+from segrew.chat import ChatFormat
+from segrew.language_models import load_causal_lm, load_tokenizer
 
 
-@pytest.fixture
-def run(settings, prompts_file):
-    return open_run(settings(eval_dataset=str(prompts_file), eval_samples=4, samples_per_step=9))[0]
-
-
-def lines(run, name: str) -> list[dict]:
-    return [json.loads(line) for line in (run.directory.path / name).read_text().splitlines()]
-
-
-def test_scores_are_means_of_the_segments_that_tile_the_answer(run):
-    metrics = evaluate(run, 0)
-    (record,) = lines(run, "evaluation.jsonl")
-    samples = lines(run, "samples.jsonl")
-    assert len(samples) == len(record["scores"]) == 4
-    for sample, score in zip(samples, record["scores"], strict=True):
-        assert sample["split"] == "eval" and sample["score"] == score
-        assert "".join(segment["text"] for segment in sample["segments"]) == sample["response"]
-        rewards = [segment["reward"] for segment in sample["segments"]]
-        assert score == pytest.approx(sum(rewards) / len(rewards), abs=1e-6)
-    assert metrics["eval/score"] == record["score"] == pytest.approx(sum(record["scores"]) / 4)
-
-
-def test_evaluations_draw_with_the_same_random_numbers_whatever_the_global_state(run):
-    evaluate(run, 0)
-    torch.rand(3)
-    evaluate(run, 1)
-    first, second = lines(run, "evaluation.jsonl")
-    assert first["scores"] == second["scores"]
-    answers = [[s["response"] for s in lines(run, "samples.jsonl") if s["step"] == step] for step in (0, 1)]
-    assert answers[0] == answers[1]
-
-
-def test_a_run_without_held_out_prompts_is_not_evaluated(settings):
-    run, _ = open_run(settings())
-    assert evaluate(run, 0) == {} and not (run.directory.path / "evaluation.jsonl").exists()
-    assert not should_stop(run, 1)
+def test_scores_are_means_of_the_segments_that_tile_the_answer(policy_dir, reward_dirs):
+    device = torch.device("cpu")
+    model = load_causal_lm(str(policy_dir), dtype=torch.float32, device=device)
+    chat = ChatFormat.from_tokenizer(load_tokenizer(str(policy_dir)))
+    reward_model = SegmentRewardModel.from_pretrained(reward_dirs["entropy"], device=device)
+    prompts = [chat.prompt_ids([{"role": "user", "content": text}]) for text in ("Say hi.", "A colour.", "Go.", "Why?")]
+    answers = sample_answers(model, chat, prompts, Sampling(max_new_tokens=9), torch.Generator().manual_seed(0))
+    scored = score_tokens(reward_model, answers.conversations, 3, generator=torch.Generator())
+    assert len(scored) == 4
+    for text, record in zip(answers.texts, scored, strict=True):
+        assert "".join(segment.text for segment in record.segments) == text
+        assert record.score == pytest.approx(sum(s.reward for s in record.segments) / len(record.segments), abs=1e-6)
