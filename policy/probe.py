@@ -63,16 +63,16 @@ def rule_of(name: str, settings: RuleSettings) -> SegmentationConfig:
     return settings.rule_named(found[5])
 
 
-def run_probe(config: PPOConfig, probe: ProbeConfig, console: Console) -> Path:
+def run_probe(config: PPOConfig, settings: ProbeConfig, console: Console) -> Path:
     """Compare granularities and write probe.json and probe.png."""
-    rules = {name: rule_of(name, config) for name in probe.granularities}
+    rules = {name: rule_of(name, config) for name in settings.granularities}
     run, _ = open_run(replace(config, total_steps=config.critic_warmup_steps), command="probe")
     for step in range(1, config.critic_warmup_steps + 1):
         train_step(run, step)
     rollout, experiences = experiences_of(run, rules)
     run.show("gradients")
     gradients, shares = micro_batch_gradients(run, rollout, experiences)
-    rows = [describe(name, experiences[name], gradients[name], shares, config.seed) for name in probe.granularities]
+    rows = [describe(name, experiences[name], gradients[name], shares, config.seed) for name in settings.granularities]
     result = {"granularities": rows, "recommendation": recommend(rows), "answers": len(rollout.texts)}
     run.directory.write_json("probe.json", result)
     draw(rows, run.directory.path / "probe.png")
