@@ -11,7 +11,7 @@ from policy.rollout import Sampling, sample_answers
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse
 from segrew.chat import ChatFormat, Message
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 
 Statistics = Callable[[Conversations], tuple[Tensor, ...]]
 
@@ -47,6 +47,7 @@ def evaluate_policy(
     prompts: list[list[Message]],
     sampling: Sampling,
     *,
+    max_tokens: int = TOKENS_PER_BATCH,
     seed: int = 0,
     statistics: Statistics | None = None,
 ) -> Evaluation:
@@ -55,6 +56,7 @@ def evaluate_policy(
     Two models evaluated with one seed draw with the same random numbers, which makes their comparison paired.
 
     Args:
+        max_tokens: of one pass of the reward model.
         statistics: log-probabilities and entropies of the segmenter; default those of the reward model's own.
     """
     was_training = model.training
@@ -64,7 +66,7 @@ def evaluate_policy(
     model.train(was_training)
     conversations = answers.conversations
     scored: dict[int, ScoredResponse] = {}
-    for rows in micro_batches(conversations, sampling.batch_size):
+    for rows in micro_batches(conversations, max_tokens):
         part = conversations.select(rows)
         units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
         records = reward_model.describe(units, rewards, part)

@@ -85,10 +85,10 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
     prompts = [run.prompt_ids[i] for i in positions]
     with run.accelerator.autocast():
         answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator)
-        rows = config.local_rollout_forward_batch_size
+        tokens = config.max_tokens_per_batch
         read = partial(policy, temperature=config.temperature)
-        logprobs, entropy = in_micro_batches(read, answers.conversations, rows)
-        (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, rows)
+        logprobs, entropy = in_micro_batches(read, answers.conversations, tokens)
+        (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, tokens)
     return Rollout(answers.conversations, answers.texts, logprobs, entropy, values)
 
 

@@ -9,6 +9,7 @@ from policy.rollout import Sampling
 from segrew.advantages import Scale
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.macro_actions import ValueScheme
 from segrew.preferences import EMBEDDED_PAIRS
 
@@ -68,7 +69,10 @@ class PPOConfig:
     temperature: float = arg(1.0, help="Of sampling and of every log-probability.")
     stop_token_ids: list[int] = arg([], help="Stop tokens besides the chat template's.")
     stop_strings: list[str] = arg([], help="Texts that end an answer.")
-    local_rollout_forward_batch_size: int = arg(32, help="Rows of a pass without gradients, generation included.")
+    local_rollout_forward_batch_size: int = arg(32, help="Answers drawn at once.")
+    max_tokens_per_batch: int = arg(
+        TOKENS_PER_BATCH, help="Tokens of a pass without gradients, each prompt counted once."
+    )
 
     # PPO
     total_steps: int = arg(100, help="PPO steps: one batch of rollouts each.")
@@ -114,8 +118,9 @@ class PPOConfig:
             raise ValueError("--reward_model_path is missing: name a directory made by `segrew train-rm`.")
         _ = self.sampling  # refuses its own bad values
         positive = (
-            "rollout_batch_size", "per_device_train_batch_size", "local_rollout_forward_batch_size", "num_ppo_epochs",
-            "num_mini_batches", "n", "max_prompt_length", "eval_steps", "eval_samples", "lora_r",
+            "rollout_batch_size", "per_device_train_batch_size", "local_rollout_forward_batch_size",
+            "max_tokens_per_batch", "num_ppo_epochs", "num_mini_batches", "n", "max_prompt_length", "eval_steps",
+            "eval_samples", "lora_r",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) < 1:

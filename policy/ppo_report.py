@@ -107,8 +107,9 @@ def evaluate(run: Run, step: int) -> dict[str, int | float]:
             roles.reward_model,
             [prompt.messages for prompt in own],
             config.sampling,
+            max_tokens=config.max_tokens_per_batch,
             seed=config.seed,
-            statistics=lambda part: roles.segmenter_statistics(part, batch_size=len(part)),
+            statistics=lambda part: roles.segmenter_statistics(part, max_tokens=config.max_tokens_per_batch),
         )
     lines = [
         {

@@ -120,15 +120,15 @@ def cut_units(rollout: Rollout, roles: Roles, axes: Axes, config: PPOConfig, gen
     Another pass is made only where the reward model names another segmenter, or where perplexity units need
     log-probabilities at temperature 1 and sampling has another.
     """
-    conversations, batch_size = rollout.conversations, config.local_rollout_forward_batch_size
+    conversations, max_tokens = rollout.conversations, config.max_tokens_per_batch
     ref_logprobs, entropy = roles.reference_statistics(
-        conversations, temperature=config.temperature, batch_size=batch_size
+        conversations, temperature=config.temperature, max_tokens=max_tokens
     )
     own, logprobs = roles.reward_model.segmentation, ref_logprobs
     rules = (own, axes.rewards, axes.actions)
     other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
     if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
-        logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
+        logprobs, entropy = roles.segmenter_statistics(conversations, max_tokens=max_tokens)
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:
         if rule not in cuts:
@@ -156,7 +156,7 @@ def score_rollout(rollout: Rollout, units: Units, roles: Roles, axes: Axes, conf
 
     def read(segmentation: Segmentation) -> Float[Tensor, "b s"]:
         rewards = torch.zeros(segmentation.unit_mask.shape, device=segmentation.ids.device)
-        for rows in micro_batches(conversations, config.local_rollout_forward_batch_size):
+        for rows in micro_batches(conversations, config.max_tokens_per_batch):
             part = conversations.select(rows)
             rewards[rows] = model.unit_rewards(part, take(segmentation, rows, max(part.lengths)))
         refuse_non_finite(rewards, rollout, f"the reward model in {config.reward_model_path}")

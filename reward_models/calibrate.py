@@ -12,6 +12,7 @@ from reward_models.normalizers import LocationNormalizer
 from reward_models.pairs import segment_for, unit_rewards_of
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 
 
@@ -23,7 +24,7 @@ class CalibrationConfig:
     dataset_name: str = arg(EMBEDDED_PAIRS, help="Pairs whose answers, both sides, are scored: best the training set.")
     dataset_split: str = arg("train", help="Split of it.")
     max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
-    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(42, help="Of the draw.")
 
 
@@ -38,10 +39,10 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
     pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
     if len(pairs) > config.max_pairs:
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
-    rows = config.per_device_eval_batch_size
-    data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
+    tokens = config.max_tokens_per_batch
+    data = segment_for(reward_model, pairs, max_tokens=tokens, description="Cutting answers")
     unit_mask = data.segmentation.unit_mask
-    rewards = unit_rewards_of(reward_model, data, batch_size=rows, description="Reading rewards")[unit_mask]
+    rewards = unit_rewards_of(reward_model, data, max_tokens=tokens, description="Reading rewards")[unit_mask]
     locations = data.segmentation.locations[unit_mask]
     normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
     normalizer.fit(rewards, locations)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import EncodedPair, PreferencePair, encode_pair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
@@ -56,7 +56,7 @@ def segment_pairs(
     segmenter: nn.Module | None,
     *,
     max_length: int,
-    batch_size: int = 16,
+    max_tokens: int = TOKENS_PER_BATCH,
     with_states: bool = False,
     for_training: bool = True,
     fingerprint: str | None = None,
@@ -83,7 +83,7 @@ def segment_pairs(
         features = response_features(
             segmenter,
             conversations,
-            batch_size=batch_size,
+            max_tokens=max_tokens,
             with_states=with_states,
             store=for_training or not with_states,
             fingerprint=fingerprint,
@@ -101,7 +101,7 @@ def segment_pairs(
 
 
 def unit_rewards_of(
-    reward_model: SegmentRewardModel, data: SegmentedPairs, *, batch_size: int = 16, description: str = ""
+    reward_model: SegmentRewardModel, data: SegmentedPairs, *, max_tokens: int = TOKENS_PER_BATCH, description: str = ""
 ) -> Float[Tensor, "b s"]:
     """Return the raw reward of every unit of segmented pairs; from their states where the trunk was frozen."""
     if reward_model.card.trunk_is_segmenter:
@@ -110,7 +110,7 @@ def unit_rewards_of(
         with torch.no_grad():
             return torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
     rewards = torch.zeros(data.segmentation.unit_mask.shape)
-    batches = list(micro_batches(data.conversations, batch_size))
+    batches = list(micro_batches(data.conversations, max_tokens))
     device = next(reward_model.model.parameters()).device
     with torch.no_grad():
         for rows in track(batches, description, disable=not description):
@@ -164,14 +164,18 @@ class ScoredPair:
 
 
 def score_pairs(
-    reward_model: SegmentRewardModel, pairs: list[PreferencePair], *, batch_size: int = 16, description: str = ""
+    reward_model: SegmentRewardModel,
+    pairs: list[PreferencePair],
+    *,
+    max_tokens: int = TOKENS_PER_BATCH,
+    description: str = "",
 ) -> list[ScoredPair]:
     """Score both answers of each pair, with what the cache knows of them already."""
     scored: list[ScoredPair] = []
     chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
     for chunk in track(chunks, description, disable=not description):
-        data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
-        rewards = unit_rewards_of(reward_model, data, batch_size=batch_size)
+        data = segment_for(reward_model, chunk, max_tokens=max_tokens, for_training=False)
+        rewards = unit_rewards_of(reward_model, data, max_tokens=max_tokens)
         texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
         records = reward_model.describe(data.segmentation, rewards, data.conversations, texts)
         scored += [ScoredPair(pair, records[2 * i], records[2 * i + 1]) for i, pair in enumerate(chunk)]

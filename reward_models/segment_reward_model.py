@@ -15,6 +15,7 @@ from reward_models.normalizers import LocationNormalizer
 from segrew.aggregation import Aggregator, aggregate
 from segrew.chat import ChatFormat, Message
 from segrew.language_models import (
+    TOKENS_PER_BATCH,
     Conversations,
     best_device,
     load_causal_lm,
@@ -292,13 +293,17 @@ class SegmentRewardModel:
         self,
         prompts: list[list[Message]],
         responses: list[str],
-        batch_size: int = 16,
+        batch_size: int | None = None,
         description: str = "",
+        *,
+        max_tokens: int = TOKENS_PER_BATCH,
     ) -> list[ScoredResponse]:
         """Score responses to prompts, in order.
 
         Args:
+            batch_size: responses of one forward pass at most; None for no limit but that of its tokens.
             description: label of the progress bar; empty for none.
+            max_tokens: of one forward pass, each prompt counted once.
 
         Raises:
             ValueError: the two lists differ in length, or the normalizer was fitted for another rule.
@@ -311,7 +316,7 @@ class SegmentRewardModel:
         ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
         conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
-        batches = list(micro_batches(conversations, batch_size))
+        batches = list(micro_batches(conversations, max_tokens, max_rows=batch_size))
         for batch in track(batches, description, disable=not description):
             part = conversations.select(batch)
             segmentation, rewards = self.segment_and_read(part)

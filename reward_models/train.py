@@ -21,6 +21,7 @@ from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.language_models import (
+    TOKENS_PER_BATCH,
     best_dtype,
     load_causal_lm,
     load_tokenizer,
@@ -64,6 +65,9 @@ class RewardModelConfig:
     head_penalty: float = arg(0.1, help="Strength of the quadratic penalty on the head with --tune head.")
     max_length: int = arg(1024, help="Tokens of prompt and response together; the prompt is cut on its left first.")
     max_pairs: int | None = arg(None, help="Use only the first pairs of each split.")
+    max_tokens_per_batch: int = arg(
+        TOKENS_PER_BATCH, help="Tokens of a forward pass of the frozen segmenter, each prompt counted once."
+    )
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
@@ -250,7 +254,7 @@ def _prepare(
     segmenter = load_causal_lm(base_model)
     shared: dict[str, Any] = {
         "max_length": config.max_length,
-        "batch_size": args.per_device_eval_batch_size,
+        "max_tokens": config.max_tokens_per_batch,
         "with_states": config.tune == "head",
         "fingerprint": model_fingerprint(segmenter),
     }

@@ -15,6 +15,7 @@ COMMANDS = {
     "score": ("reward_models.score:main", "score prompts and responses, segment by segment"),
     "show": ("reward_models.score:show", "print responses coloured by segment reward"),
     "ppo": ("policy.ppo:main", "dense-reward PPO with any reward and action granularity"),
+    "cache": ("segrew.cache_command:main", "list or clear the entropies and states kept of frozen models"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 

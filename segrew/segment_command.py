@@ -10,7 +10,7 @@ from rich.table import Table
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.language_models import Conversations, load_causal_lm, load_tokenizer
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, load_causal_lm, load_tokenizer
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 from segrew.run_directory import RunDirectory, write_jsonl
 from segrew.segmentation import SegmentationConfig, segment
@@ -33,7 +33,7 @@ class SegmentConfig:
     target_length: float | None = arg(None, help="The threshold that gives units of this mean length, in tokens.")
     n: int = arg(5, help="Tokens a unit, for the n-gram rule.")
     max_pairs: int | None = arg(None, help="Use only the first pairs.")
-    per_device_eval_batch_size: int = arg(16, help="Responses at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     output_dir: str = arg("runs/segments", help="Where segments.jsonl goes.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     features = response_features(
         model,
         conversations,
-        batch_size=config.per_device_eval_batch_size,
+        max_tokens=config.max_tokens_per_batch,
         description="Reading entropies",
     )
     mask, ended = conversations.mask, conversations.ended
