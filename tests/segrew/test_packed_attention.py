@@ -140,8 +140,16 @@ def test_rows_within_a_window_that_only_masks_know_are_packed(build_family):
     torch.testing.assert_close(states.at, padded_by_hand(model, rows, "right")[1], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["Lfm2", "Qwen3Next", "Mamba", "Bloom"])
-def test_layers_that_carry_a_state_or_miss_the_registry_are_refused(small_sizes, family):
+@pytest.mark.parametrize(
+    "family, reason",
+    [
+        ("Lfm2", "kind conv"),
+        ("Qwen3Next", "kind linear_attention"),
+        ("Mamba", "kind linear_attention"),
+        ("Bloom", "registry"),
+    ],
+)
+def test_layers_that_carry_a_state_or_miss_the_registry_are_refused(small_sizes, family, reason):
     """What attention by blocks would let run from row to row: convolutions, linear attention, recurrence, biases."""
     kinds = {"Lfm2": ["conv", "full_attention"], "Qwen3Next": ["linear_attention", "full_attention"]}
     small = {"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1, "state_size": 2}
@@ -149,12 +157,16 @@ def test_layers_that_carry_a_state_or_miss_the_registry_are_refused(small_sizes,
     config = getattr(transformers, f"{family}Config")(**small_sizes | changes)
     with torch.device("meta"):
         model = getattr(transformers, f"{family}Model")(config)
-    with pytest.raises(CannotPack, match=r"layers|registry"):
+    with pytest.raises(CannotPack, match=reason):
         packed_states(model, [[1]], [[2]])
 
 
-def test_attention_in_both_directions_is_refused(build_family):
+def test_attention_in_both_directions_and_a_state_of_unknown_kind_are_refused(build_family):
     model = build_family("llama")
+    model.model._is_stateful = True
+    with pytest.raises(CannotPack, match="carry a state"):
+        packed_states(model.model, [[1]], [[2]])
+    del model.model._is_stateful
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
     with pytest.raises(CannotPack, match="not causal"):
