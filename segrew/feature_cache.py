@@ -11,10 +11,10 @@ import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from safetensors import SafetensorError, safe_open
@@ -66,7 +66,7 @@ def store(key: str, flat: dict[str, Tensor], lengths: list[int], *, model: str, 
         states = {"states": flat["states"].contiguous()}
         metadata = {"checksum": _checksum(states["states"])}
         _write(directory / f"{key}.safetensors", lambda path: save_file(states, path, metadata))
-    offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
+    offsets = pa.array([0, *accumulate(lengths)], pa.int32())
     columns = [pa.ListArray.from_arrays(offsets, pa.array(flat[name].numpy())) for name in COLUMNS]
     metadata = {"key": key, "model": model, "dtype": dtype, "checksum": _checksum(*(flat[name] for name in COLUMNS))}
     table = pa.table(columns, names=list(COLUMNS)).replace_schema_metadata(metadata)
