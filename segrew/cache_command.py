@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from segrew.config import arg, parse
 from segrew.embedded_model import EMBEDDED_MODEL, cache_directory, converted_model
@@ -41,8 +41,8 @@ def _table(listed: list[Entry], where: Path) -> Table:
     groups: dict[tuple[str, str, bool], list[Entry]] = {}
     for entry in listed:
         groups.setdefault((entry.model, entry.dtype, entry.has_states), []).append(entry)
-    columns = ("model", "dtype", "holds", "entries", "responses", "MB", "written")
-    table = Table(*columns, title=f"Features of frozen models in {where}")
+    columns = ("dtype", "holds", "entries", "responses", "MB", "written")
+    table = Table(Column("model", overflow="fold"), *columns, title=f"Features of frozen models in {where}")
     for (model, dtype, has_states), group in groups.items():
         days = sorted(time.strftime("%Y-%m-%d", time.localtime(entry.written)) for entry in group)
         table.add_row(

@@ -6,6 +6,7 @@ with FlexAttention under a block mask.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -180,7 +181,8 @@ def _attend(
     Raises:
         CannotPack: the model asks for something that the packed forms do not know.
     """
-    assert segrew_rows is not None, "the packed layout was not passed down to attention"
+    if segrew_rows is None:
+        raise CannotPack("it passes no arguments of the caller's down to attention")
     for name in _UNSERVED:
         if others.get(name) is not None:
             raise CannotPack(f"its attention uses {name}")
@@ -246,6 +248,9 @@ def _refuse_other_layers(trunk: Any) -> None:
         raise CannotPack("its layers carry a state from token to token")
     if not getattr(trunk, "_supports_attention_backend", False):
         raise CannotPack("its attention does not go through transformers' registry")
+    taken = inspect.signature(trunk.forward).parameters.values()
+    if not any(p.name == "position_ids" for p in taken) or all(p.kind is not p.VAR_KEYWORD for p in taken):
+        raise CannotPack("its forward takes no positions, or no arguments meant for attention")
 
 
 def packed_states(

@@ -167,6 +167,15 @@ def test_attention_in_both_directions_and_a_state_of_unknown_kind_are_refused(bu
     with pytest.raises(CannotPack, match="carry a state"):
         packed_states(model.model, [[1]], [[2]])
     del model.model._is_stateful
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CannotPack, match="takes no positions"):
+        patch.setattr(model.model, "forward", lambda input_ids, position_ids, use_cache: None)
+        packed_states(model.model, [[1]], [[2]])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CannotPack, match="no arguments of the caller's"):
+        own = model.model.forward
+        patch.setattr(
+            model.model, "forward", lambda input_ids, position_ids, use_cache, **_: own(input_ids, None, position_ids)
+        )
+        packed_states(model.model, [[1]], [[2]])
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
     with pytest.raises(CannotPack, match="not causal"):
