@@ -4,7 +4,8 @@
     python benchmarks/packing.py --pairs 48 --steps 5
     python benchmarks/packing.py --quick                   # a tiny model, under a minute: checks the benchmark
 
-The padded side is stock transformers: 8 pairs in file order, right-padded to the longest, one forward pass. Both sides
+The padded side is stock transformers: pairs in file order, eight at a time (four in training), right-padded to the
+longest, one forward pass. Both sides
 take turns on the same pairs in one process, and their scores and gradients are compared. Prints a table and writes it
 to --output as JSON.
 """
@@ -37,7 +38,8 @@ from segrew.preferences import EMBEDDED_PAIRS, encode_pair, load_preferences
 from segrew.segmentation import Segmentation, segment_by_ngram
 from segrew.tiny_model import make_tiny_model
 
-UNIT, PAIRS_A_STEP, MAX_LENGTH = 5, 8, 1024
+UNIT, MAX_LENGTH = 5, 1024
+SCORED, TRAINED = 8, 4  # pairs of one padded pass; eight with their gradients need 18 GB
 
 
 def units_of(rows: Conversations) -> Segmentation:
@@ -67,10 +69,9 @@ def padded(model: Any, rows: Conversations) -> Tensor:
     return read(model, states.gather(1, columns[..., None].expand(-1, -1, states.shape[-1])), rows)
 
 
-def steps_of(rows: Conversations) -> list[Conversations]:
-    """Rows in file order, a few pairs at a time."""
-    size = 2 * PAIRS_A_STEP
-    return [rows.select(list(range(i, min(i + size, len(rows))))) for i in range(0, len(rows), size)]
+def in_file_order(rows: Conversations, pairs: int) -> list[Conversations]:
+    """Rows of a few pairs at a time."""
+    return [rows.select(list(range(i, min(i + 2 * pairs, len(rows))))) for i in range(0, len(rows), 2 * pairs)]
 
 
 def timed(run: Callable[[], Any]) -> tuple[tuple[float, float], Any]:
@@ -88,18 +89,16 @@ def scores_packed(model: Any, rows: Conversations) -> Tensor:
 
 
 def scores_padded(model: Any, rows: Conversations) -> Tensor:
-    return torch.cat([padded(model, part) for part in steps_of(rows)])
+    return torch.cat([padded(model, part) for part in in_file_order(rows, SCORED)])
 
 
 @torch.no_grad()
-def scoring_line(model: Any, rows: Conversations, turn: int) -> dict[str, Any]:
-    """Score all rows, the two sides by turns on `turn` rows each."""
+def scoring_line(model: Any, rows: Conversations, pairs: int) -> dict[str, Any]:
+    """Score all rows, the two sides by turns on so many pairs each."""
     ours: list[tuple[float, float]] = []
     plain: list[tuple[float, float]] = []
     gap = 0.0
-    starts = range(0, len(rows), turn)
-    for start in track(starts, "Scoring"):
-        part = rows.select(list(range(start, min(start + turn, len(rows)))))
+    for part in track(in_file_order(rows, pairs), "Scoring"):
         seconds, found = timed(lambda part=part: scores_packed(model, part))
         ours.append(seconds)
         seconds, expected = timed(lambda part=part: scores_padded(model, part))
@@ -137,13 +136,13 @@ def training_line(model: Any, rows: Conversations, steps: int) -> dict[str, Any]
     ours: list[tuple[float, float]] = []
     plain: list[tuple[float, float]] = []
     gap = 0.0
-    for part in track(steps_of(rows)[:steps], "Training"):
+    for part in track(in_file_order(rows, TRAINED)[:steps], "Training"):
         seconds, found = timed(lambda part=part: step(packed, part))
         ours.append(seconds)
         seconds, expected = timed(lambda part=part: step(padded, part))
         plain.append(seconds)
         gap = max(gap, float((found - expected).norm() / expected.norm()))
-    return line(f"LoRA step of {PAIRS_A_STEP} pairs", plain, ours, 2.2, gap)
+    return line(f"LoRA step of {TRAINED} pairs", plain, ours, 2.2, gap)
 
 
 def line(name: str, plain: list, ours: list, target: float, gap: float) -> dict[str, Any]:
@@ -167,7 +166,9 @@ def line(name: str, plain: list, ours: list, target: float, gap: float) -> dict[
 
 def tokens_of(rows: Conversations) -> dict[str, int]:
     """Tokens that each side runs over when it scores."""
-    sizes = [[len(p) + len(r) for p, r in zip(x.prompts, x.responses, strict=True)] for x in steps_of(rows)]
+    sizes = [
+        [len(p) + len(r) for p, r in zip(x.prompts, x.responses, strict=True)] for x in in_file_order(rows, SCORED)
+    ]
     prompts = {tuple(prompt) for prompt in rows.prompts}
     return {
         "padded": sum(len(step) * max(step) for step in sizes),
@@ -198,8 +199,13 @@ def main() -> None:
     for form in (packed, padded):
         with torch.no_grad():
             form(model, rows.select([0, 1]))  # what a first call costs is no part of it
-    turn = max(2 * PAIRS_A_STEP, len(rows) // 5 // 2 * 2)
-    lines = [scoring_line(model, rows, turn), training_line(with_lora(model), rows, arguments.steps)]
+    lines = []
+    for make in (
+        lambda: scoring_line(model, rows, max(SCORED, len(rows) // 10)),
+        lambda: training_line(with_lora(model), rows, arguments.steps),
+    ):
+        lines.append(make())
+        print(json.dumps(lines[-1], ensure_ascii=False), flush=True)
     record = {
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
