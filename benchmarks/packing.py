@@ -1,13 +1,12 @@
 """Packed, prefix-shared rows beside padded rows in file order: scoring, and training steps with LoRA, in float32.
 
-    python benchmarks/packing.py --dataset pairs.jsonl     # 200 pairs on SmolLM2-135M: over an hour on one core
+    python benchmarks/packing.py --dataset pairs.jsonl     # 200 pairs on SmolLM2-135M
     python benchmarks/packing.py --pairs 48 --steps 5
     python benchmarks/packing.py --quick                   # a tiny model, under a minute: checks the benchmark
 
 The padded side is stock transformers: pairs in file order, eight at a time (four in training), right-padded to the
-longest, one forward pass. Both sides
-take turns on the same pairs in one process, and their scores and gradients are compared. Prints a table and writes it
-to --output as JSON.
+longest, one forward pass. Both sides take turns on the same pairs in one process, and their scores and gradients are
+compared. Prints a table and writes it to --output as JSON.
 """
 
 import argparse
