@@ -14,6 +14,7 @@ from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardMod
 from segrew.config import arg, parse
 from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass
@@ -41,6 +42,7 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     tokens = config.max_tokens_per_batch
     data = segment_for(reward_model, pairs, max_tokens=tokens, description="Cutting answers")
+    warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
     rewards = unit_rewards_of(reward_model, data, max_tokens=tokens, description="Reading rewards")[unit_mask]
     locations = data.segmentation.locations[unit_mask]

@@ -14,6 +14,7 @@ from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batche
 from segrew.preferences import EncodedPair, PreferencePair, encode_pair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def segment_pairs(
         conversations.mask,
         entropy=features.entropy if features else None,
         logprobs=features.logprobs if features else None,
+        texts=chat.response_texts(conversations.responses),
         ended=conversations.ended,
     )
     return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule)
@@ -172,11 +174,14 @@ def score_pairs(
 ) -> list[ScoredPair]:
     """Score both answers of each pair, with what the cache knows of them already."""
     scored: list[ScoredPair] = []
+    cuts: list[Segmentation] = []
     chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
     for chunk in track(chunks, description, disable=not description):
         data = segment_for(reward_model, chunk, max_tokens=max_tokens, for_training=False)
+        cuts.append(data.segmentation)
         rewards = unit_rewards_of(reward_model, data, max_tokens=max_tokens)
         texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
         records = reward_model.describe(data.segmentation, rewards, data.conversations, texts)
         scored += [ScoredPair(pair, records[2 * i], records[2 * i + 1]) for i, pair in enumerate(chunk)]
+    warn_of_fallbacks(cuts)
     return scored
