@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 
 from policy.minibatches import step_generator
@@ -47,28 +49,50 @@ def evaluate_policy(
     prompts: list[list[Message]],
     sampling: Sampling,
     *,
-    max_tokens: int = TOKENS_PER_BATCH,
+    templates: list[dict[str, Any]] | None = None,
     seed: int = 0,
     statistics: Statistics | None = None,
+    max_tokens: int = TOKENS_PER_BATCH,
 ) -> Evaluation:
     """Answer each prompt once and score the answer.
 
     Two models evaluated with one seed draw with the same random numbers, which makes their comparison paired.
 
     Args:
-        max_tokens: of one pass of the reward model.
+        templates: further arguments of the chat template for each prompt, such as tools.
         statistics: log-probabilities and entropies of the segmenter; default those of the reward model's own.
+        max_tokens: of one pass of the reward model, each prompt counted once.
     """
     was_training = model.training
     model.eval()
     generator = step_generator(seed, 0, -2)
-    answers = sample_answers(model, chat, [chat.prompt_ids(p) for p in prompts], sampling, generator)
+    ids = [chat.prompt_ids(p, t) for p, t in zip(prompts, templates or [{}] * len(prompts), strict=True)]
+    answers = sample_answers(model, chat, ids, sampling, generator)
     model.train(was_training)
-    conversations = answers.conversations
+    scored = score_tokens(reward_model, answers.conversations, max_tokens, generator=generator, statistics=statistics)
+    return Evaluation(prompts, answers.texts, scored)
+
+
+def score_tokens(
+    reward_model: SegmentRewardModel,
+    conversations: Conversations,
+    max_tokens: int = TOKENS_PER_BATCH,
+    *,
+    generator: torch.Generator,
+    statistics: Statistics | None = None,
+    description: str = "",
+) -> list[ScoredResponse]:
+    """Score answers on the very tokens that were drawn, in order.
+
+    Args:
+        generator: for a segmentation rule that draws.
+        description: label of the progress bar; empty for none.
+    """
     scored: dict[int, ScoredResponse] = {}
-    for rows in micro_batches(conversations, max_tokens):
+    batches = list(micro_batches(conversations, max_tokens))
+    for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
-        units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
-        records = reward_model.describe(units, rewards, part)
+        units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
+        records = reward_model.describe(units, readings, part)
         scored.update(zip(rows, records, strict=True))
-    return Evaluation(prompts, answers.texts, [scored[i] for i in range(len(prompts))])
+    return [scored[i] for i in range(len(conversations))]

@@ -111,6 +111,7 @@ def evaluate(run: Run, step: int) -> dict[str, int | float]:
             roles.reward_model,
             [prompt.messages for prompt in own],
             config.sampling,
+            templates=[prompt.template for prompt in own],
             max_tokens=config.max_tokens_per_batch,
             seed=config.seed,
             statistics=lambda part: roles.segmenter_statistics(part, max_tokens=config.max_tokens_per_batch),

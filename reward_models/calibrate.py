@@ -3,17 +3,23 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from reward_models.card import RewardModelCard
+from reward_models.checkpoints import find_checkpoint
+from reward_models.model_card import model_card_kept_up
 from reward_models.normalizers import LocationNormalizer
-from reward_models.pairs import segment_for, unit_rewards_of
+from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
+from segrew.data_options import DataOptions
 from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.sources import DataRecord, write_records
 from segrew.text_rules import warn_of_fallbacks
 
 
@@ -22,36 +28,66 @@ class CalibrationConfig:
     """Which reward model, on which responses."""
 
     reward_model: str = arg("runs/reward_model", help="Reward-model directory; normalizer.json is written into it.")
-    dataset_name: str = arg(EMBEDDED_PAIRS, help="Pairs whose answers, both sides, are scored: best the training set.")
+    dataset_name: list[str] | str = arg(
+        [EMBEDDED_PAIRS], help="Pairs whose answers, both sides, are scored: best the training set."
+    )
     dataset_split: str = arg("train", help="Split of it.")
     max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
     max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(42, help="Of the draw.")
+    preset: str | None = arg(None, help="Take a normalizer released with 2501.02790 instead, such as phi3-mini-1.75.")
 
 
-def calibrate(config: CalibrationConfig, console: Console | None = None) -> LocationNormalizer:
+def calibrate(
+    config: CalibrationConfig, console: Console | None = None, options: DataOptions | None = None
+) -> LocationNormalizer:
     """Fit Mean(p) and Std(p), write `normalizer.json` and a picture of the fit beside it (2501.02790).
 
     Raises:
         ValueError: the reward model or the data cannot be used.
     """
-    console = console or Console()
+    console, directory = console or Console(), Path(config.reward_model)
+    if config.preset is not None:
+        return _from_preset(config.preset, directory, console)
+    if directory != find_checkpoint(directory):
+        raise ValueError(
+            f"{directory} is on the hub; download it, for {NORMALIZER_FILE} is written into its directory."
+        )
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
-    pairs = load_preferences(config.dataset_name, config.dataset_split).pairs
+    options = (options or DataOptions()).for_stage("reward")
+    limits: dict[str, Any] = {"limit": config.max_pairs if options.streaming else None, "seed": config.seed}
+    loaded = load_preferences(config.dataset_name, config.dataset_split, options, **limits)
+    pairs = loaded.pairs
     if len(pairs) > config.max_pairs:
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     tokens = config.max_tokens_per_batch
     data = segment_for(reward_model, pairs, max_tokens=tokens, description="Cutting answers")
     warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
-    rewards = unit_rewards_of(reward_model, data, max_tokens=tokens, description="Reading rewards")[unit_mask]
+    rewards = readings_of(reward_model, data, max_tokens=tokens, description="Reading rewards").rewards[unit_mask]
     locations = data.segmentation.locations[unit_mask]
     normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
-    normalizer.fit(rewards, locations)
-    normalizer.save(Path(config.reward_model) / NORMALIZER_FILE)
-    plot_fit(normalizer, Path(config.reward_model) / "normalizer.svg")
-    _report(normalizer, len(rewards), len(pairs), console)
-    console.print(f"Normalizer written to {Path(config.reward_model) / NORMALIZER_FILE}, picture to normalizer.svg")
+    normalizer.fit(rewards, locations, compat=reward_model.segmentation.compat)
+    _save(normalizer, directory)
+    plot_fit(normalizer, directory / "normalizer.svg")
+    record = DataRecord("calibration", "pairs", len(data), loaded.sources, data.fitted)
+    console.print(str(record), highlight=False, markup=False, soft_wrap=True)
+    write_records(directory, [record])
+    _report(normalizer, len(rewards), len(data), console)
+    console.print(f"Normalizer written to {directory / NORMALIZER_FILE}, picture to normalizer.svg")
+    return normalizer
+
+
+def _save(normalizer: LocationNormalizer, directory: Path) -> None:
+    with model_card_kept_up(directory):
+        normalizer.save(directory / NORMALIZER_FILE)
+
+
+def _from_preset(name: str, directory: Path, console: Console) -> LocationNormalizer:
+    card = RewardModelCard.load(directory)
+    normalizer = LocationNormalizer.from_preset(name, fingerprint=card.fingerprint, rule=card.segmentation.label)
+    _save(normalizer, directory)
+    console.print(f"Normalizer {name}, as released, written to {directory / NORMALIZER_FILE}")
     return normalizer
 
 
@@ -95,5 +131,5 @@ def plot_fit(normalizer: LocationNormalizer, path: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Run `segrew calibrate`."""
-    (config,) = parse("calibrate", (CalibrationConfig,), argv)
-    calibrate(config)
+    config, options = parse("calibrate", (CalibrationConfig, DataOptions), argv)
+    calibrate(config, options=options)

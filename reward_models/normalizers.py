@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reward_models.location_fit import LocationBin, fit_location_curves
+from reward_models.location_fit import LocationBin, fit_location_curves, fit_released_curves
+from reward_models.normalizer_presets import PRESETS
 
 _PARAMETERS = ("w_mu", "w_sigma", "b_mu", "b_sigma")
 _NEXT = "run `segrew calibrate` on the reward model again"
@@ -58,8 +59,14 @@ class LocationNormalizer:
         self,
         rewards: Float[Tensor, " n"] | Float[np.ndarray, " n"],
         locations: Float[Tensor, " n"] | Float[np.ndarray, " n"],
+        *,
+        compat: str | None = None,
     ) -> "LocationNormalizer":
-        """Fit both lines by Huber regression on ln p, one point per location bin (see `location_fit`)."""
+        """Fit both lines by Huber regression on ln p, one point per location bin (see `location_fit`).
+
+        Args:
+            compat: "dense_rlhf_release" fits by the recipe of 2501.02790's code, points at rounded p and all.
+        """
         r, p = _as_float64(rewards), _as_float64(locations)
         if r.shape != p.shape:
             raise ValueError(f"{r.size} rewards but {p.size} locations: each reward needs its own location")
@@ -75,7 +82,7 @@ class LocationNormalizer:
                 "locations must lie in (0, 1], being (unit index + 1) / units; "
                 f"got {p.min():g} to {p.max():g}. Leave padding out with the unit mask"
             )
-        curves = fit_location_curves(r, p)
+        curves = (fit_released_curves if compat == "dense_rlhf_release" else fit_location_curves)(r, p)
         self._set_parameters(*curves.mean_line, *curves.std_line)
         self.bins, self.r2 = curves.bins, {"mean": curves.mean_r2, "std": curves.std_r2}
         self.fitted_range = (float(p.min()), float(p.max()))
@@ -99,6 +106,23 @@ class LocationNormalizer:
         normalizer = cls(std_floor=std_floor, fingerprint=fingerprint, rule=rule)
         normalizer._set_parameters(w_mu, b_mu, w_sigma, b_sigma)
         return normalizer
+
+    @classmethod
+    def from_preset(cls, name: str, *, fingerprint: str | None = None, rule: str | None = None) -> "LocationNormalizer":
+        """Build a normalizer that was released with 2501.02790, such as "phi3-mini-1.75".
+
+        Args:
+            fingerprint, rule: of the reward model it is used for; its rule must be the one of the preset.
+
+        Raises:
+            ValueError: there is no such preset, or it was fitted for another rule.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"no normalizer preset {name!r}: there are {', '.join(PRESETS)}")
+        preset = PRESETS[name]
+        if rule is not None and rule.split(" as in ")[0] != preset.rule:
+            raise ValueError(f"preset {name} was fitted for rule {preset.rule}, and the rewards are read under {rule}")
+        return cls.from_parameters(*preset[1:], fingerprint=fingerprint, rule=rule or preset.rule)
 
     def save(self, path: str | Path) -> None:
         """Write everything, the bins included, as JSON; a reader never sees half a file."""

@@ -2,19 +2,24 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
+from reward_models.card import CARD_FILE
+from reward_models.model_card import keep_benchmark
 from reward_models.pairs import ScoredPair, score_pairs
 from reward_models.rewardbench_sections import length_baseline, rewardbench_scores
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
+from segrew.data_options import DataOptions
 from segrew.language_models import TOKENS_PER_BATCH
 from segrew.metrics import wilson_interval
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import RunDirectory, write_jsonl
+from segrew.sources import DataRecord, write_records
 
 
 @dataclass
@@ -74,14 +79,17 @@ def _first_of_each_subset(pairs: list[PreferencePair], limit: int | None) -> lis
     return kept
 
 
-def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> dict[str, Any]:
+def run_benchmark(
+    config: BenchmarkConfig, console: Console | None = None, options: DataOptions | None = None
+) -> dict[str, Any]:
     """Score every row, write `results.json` and `scores.jsonl`, print the table.
 
     Raises:
         ValueError: the reward model or the rows cannot be used.
     """
     console = console or Console()
-    pairs = load_preferences(config.dataset_name, config.dataset_split, keep_identical=True).pairs
+    loaded = load_preferences(config.dataset_name, config.dataset_split, options, keep_identical=True)
+    pairs = loaded.pairs
     if config.benchmark == "rewardbench" and not all(pair.subset for pair in pairs):
         raise ValueError(
             f"{config.dataset_name}: rows without a 'subset' are not in RewardBench's format; use --benchmark pairs."
@@ -89,11 +97,18 @@ def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> di
     pairs = _first_of_each_subset(pairs, config.max_per_subset)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     run = RunDirectory.create(
-        config.output_dir, command="rewardbench", config=to_dict(config), overwrite=config.overwrite_output_dir
+        config.output_dir,
+        command="rewardbench",
+        config=to_dict(config, options or DataOptions()),
+        overwrite=config.overwrite_output_dir,
     )
     scored = score_pairs(
         reward_model, pairs, max_tokens=config.max_tokens_per_batch, description="Scoring the benchmark"
     )
+    fitted = Counter(f"pairs with {part} cut to fit" for pair in scored for part in sorted(pair.cut))
+    record = DataRecord("benchmark", "pairs", len(scored), loaded.sources, fitted)
+    console.print(str(record), highlight=False, markup=False, soft_wrap=True)
+    write_records(run.path, [record])
     return write_results(run, scored, config, reward_model, console)
 
 
@@ -104,7 +119,7 @@ def write_results(
     reward_model: SegmentRewardModel,
     console: Console,
 ) -> dict[str, Any]:
-    """Write and print the results of scored pairs."""
+    """Write and print the results of scored pairs; those of a whole benchmark also go with the reward model."""
     results, baseline = benchmark_results(scored, config.benchmark)
     settings = {
         "reward_model": config.reward_model,
@@ -121,6 +136,8 @@ def write_results(
     record = {"benchmark": config.benchmark, **results, "length_baseline": baseline, "settings": settings}
     run.write_json("results.json", record)
     write_jsonl(run.path / "scores.jsonl", [_score_row(pair) for pair in scored])
+    if config.max_per_subset is None and (Path(config.reward_model) / CARD_FILE).is_file():
+        keep_benchmark(Path(config.reward_model), record)
     console.print(results_table(record))
     if results["missing"]:
         console.print(f"Missing: {', '.join(map(str, results['missing']))} (left out of the means)")
@@ -162,5 +179,5 @@ def pair_accuracy(scored: list[ScoredPair]) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     """Run `segrew rewardbench`."""
-    (config,) = parse("rewardbench", (BenchmarkConfig,), argv)
-    run_benchmark(config)
+    config, options = parse("rewardbench", (BenchmarkConfig, DataOptions), argv)
+    run_benchmark(config, options=options)

@@ -1,6 +1,9 @@
 """Intervals for the figures that runs report."""
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 _Z95 = 1.959963984540054
 
@@ -23,3 +26,14 @@ def mean_interval(values: list[float]) -> tuple[float, float, float]:
         return mean, -math.inf, math.inf
     error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean, mean - _Z95 * error, mean + _Z95 * error
+
+
+def bootstrap_interval(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of a mean; the mean itself without or with one observation."""
+    held = np.asarray(values, dtype=np.float64)
+    if held.size < 2:
+        return (float(held.sum()),) * 2
+    generator = np.random.default_rng(seed)
+    means = [held[generator.integers(held.size, size=held.size)].mean() for _ in range(resamples)]
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
