@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 
 Statistics = Callable[[Conversations], tuple[Tensor, ...]]
 
@@ -17,7 +17,7 @@ Statistics = Callable[[Conversations], tuple[Tensor, ...]]
 def score_tokens(
     reward_model: SegmentRewardModel,
     conversations: Conversations,
-    batch_size: int,
+    max_tokens: int = TOKENS_PER_BATCH,
     *,
     generator: torch.Generator,
     statistics: Statistics | None = None,
@@ -30,7 +30,7 @@ def score_tokens(
         description: label of the progress bar; empty for none.
     """
     scored: dict[int, ScoredResponse] = {}
-    batches = list(micro_batches(conversations, batch_size))
+    batches = list(micro_batches(conversations, max_tokens))
     for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
         units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)

@@ -106,15 +106,15 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
     prompts = [run.prompt_ids[i] for i in positions]
     with run.accelerator.autocast():
         answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator)
-        rows = config.local_rollout_forward_batch_size
+        tokens = config.max_tokens_per_batch
         read = partial(policy, temperature=config.temperature)
-        logprobs, entropy = in_micro_batches(read, answers.conversations, rows)
+        logprobs, entropy = in_micro_batches(read, answers.conversations, tokens)
         values, after = torch.zeros_like(logprobs), None
         if critic is not None:
             critic.eval()
-            (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, rows)
+            (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, tokens)
             if config.truncated_answers == "bootstrap":
-                (after,) = in_micro_batches(lambda part: (critic.after(part),), answers.conversations, rows)
+                (after,) = in_micro_batches(lambda part: (critic.after(part),), answers.conversations, tokens)
                 after = after[:, 0].masked_fill(answers.conversations.ended.to(after.device), 0.0)
     return Rollout(answers.conversations, answers.texts, logprobs, entropy, values, after)
 

@@ -13,6 +13,7 @@ from segrew.advantages import Scale
 from segrew.chat import SystemRole
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.macro_actions import ValueScheme
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleSettings
@@ -105,7 +106,10 @@ class PPOConfig(RuleSettings):
     top_p: float = arg(1.0, help="Sample from the likeliest tokens of this joint probability. The same holds.")
     stop_token_ids: list[int] = arg([], help="Stop tokens besides the chat template's.")
     stop_strings: list[str] = arg([], help="Texts that end an answer.")
-    local_rollout_forward_batch_size: int = arg(32, help="Rows of a pass without gradients, generation included.")
+    local_rollout_forward_batch_size: int = arg(32, help="Answers drawn at once.")
+    max_tokens_per_batch: int = arg(
+        TOKENS_PER_BATCH, help="Tokens of a pass without gradients, each prompt counted once."
+    )
 
     # PPO
     total_steps: int = arg(100, help="PPO steps: one batch of rollouts each.")

@@ -31,7 +31,7 @@ class ModelReward:
     model: SegmentRewardModel
     terminal: bool
     normalizer: LocationNormalizer | None
-    batch_size: int
+    max_tokens: int
 
     @torch.no_grad()
     def read(self, answered: Answered, units: Units) -> Reading:
@@ -52,7 +52,7 @@ class ModelReward:
     def _read(self, conversations: Conversations, units: Segmentation) -> Readings:
         rewards = torch.zeros(units.unit_mask.shape, device=units.ids.device)
         scores = rewards.new_zeros(len(rewards))
-        for rows in micro_batches(conversations, self.batch_size):
+        for rows in micro_batches(conversations, self.max_tokens):
             part = conversations.select(rows)
             found = self.model.read(part, take(units, rows, max(part.lengths)))
             rewards[rows], scores[rows] = found.rewards, found.scores
@@ -61,7 +61,7 @@ class ModelReward:
     def _read_own(self, conversations: Conversations, units: Units) -> Float[Tensor, " b"]:
         """The score where the model's own rule needs a segmenter that the run does not hold."""
         scores = torch.zeros(len(conversations), device=units.actions.ids.device)
-        for rows in micro_batches(conversations, self.batch_size):
+        for rows in micro_batches(conversations, self.max_tokens):
             scores[rows] = self.model.segment_and_read(conversations.select(rows))[1].scores
         return scores
 
@@ -79,26 +79,24 @@ def load_sources(config: PPOConfig, roles: Roles, axes: Axes) -> list[RewardSour
         assert model is not None
         if config.reward_tokens == "text":
             normalizer = None if axes.terminal else normalizer_of(config, path, model, model.segmentation)
-            sources.append(TextModelReward(path, model, roles.chat, axes.terminal, normalizer, _rows(config)))
+            sources.append(
+                TextModelReward(path, model, roles.chat, axes.terminal, normalizer, config.max_tokens_per_batch)
+            )
             continue
         if not first:
             check_same_tokens(roles.chat, model, path, config.model_name_or_path)
         normalizer = None if axes.terminal else normalizer_of(config, path, model, axes.rewards)
-        sources.append(ModelReward(path, model, axes.terminal, normalizer, _rows(config)))
+        sources.append(ModelReward(path, model, axes.terminal, normalizer, config.max_tokens_per_batch))
     return sources + [FunctionReward(name, load_function(name), roles.chat) for name in config.reward_functions]
 
 
 def load_evaluators(config: PPOConfig, roles: Roles) -> list[RewardSource]:
     """What judges evaluation answers and is never optimized; reward models read the answers' text."""
     models: list[RewardSource] = [
-        TextModelReward(path, _load_model(path, roles), roles.chat, True, None, _rows(config))
+        TextModelReward(path, _load_model(path, roles), roles.chat, True, None, config.max_tokens_per_batch)
         for path in config.eval_reward_models
     ]
     return models + [FunctionReward(name, load_function(name), roles.chat) for name in config.eval_reward_functions]
-
-
-def _rows(config: PPOConfig) -> int:
-    return config.local_rollout_forward_batch_size
 
 
 def _load_model(path: str, roles: Roles) -> SegmentRewardModel:

@@ -83,24 +83,24 @@ class Roles:
 
     @torch.no_grad()
     def reference_statistics(
-        self, conversations: Conversations, *, temperature: float, batch_size: int
+        self, conversations: Conversations, *, temperature: float, max_tokens: int
     ) -> tuple[Float[Tensor, "b t"], ...]:
         """The reference's log-probabilities, and its entropies at temperature 1, in one pass."""
         model: Any = self.policy.model if self.reference is None else self.reference
         with model.disable_adapter() if self.reference is None else nullcontext():
             return in_micro_batches(
-                lambda part: response_statistics(model, part, temperature=temperature), conversations, batch_size
+                lambda part: response_statistics(model, part, temperature=temperature), conversations, max_tokens
             )
 
     @torch.no_grad()
     def segmenter_statistics(
-        self, conversations: Conversations, *, batch_size: int
+        self, conversations: Conversations, *, max_tokens: int
     ) -> tuple[Float[Tensor, "b t"], ...]:
         """Log-probabilities and entropies, at temperature 1, of the model that the reward model names."""
         segmenter = self.segmenter
         if segmenter is None:
-            return self.reference_statistics(conversations, temperature=1.0, batch_size=batch_size)
-        return in_micro_batches(lambda part: response_statistics(segmenter, part), conversations, batch_size)
+            return self.reference_statistics(conversations, temperature=1.0, max_tokens=max_tokens)
+        return in_micro_batches(lambda part: response_statistics(segmenter, part), conversations, max_tokens)
 
 
 def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None = None) -> Roles:

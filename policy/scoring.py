@@ -127,9 +127,9 @@ def cut_units(
     Args:
         further: rules to cut by as well; an entropy rule without a threshold takes it from these answers.
     """
-    batch_size = config.local_rollout_forward_batch_size
+    max_tokens = config.max_tokens_per_batch
     ref_logprobs, entropy = roles.reference_statistics(
-        conversations, temperature=config.temperature, batch_size=batch_size
+        conversations, temperature=config.temperature, max_tokens=max_tokens
     )
     mask, ended = (x.to(ref_logprobs.device) for x in (conversations.mask, conversations.ended))
     logprobs = ref_logprobs
@@ -138,7 +138,7 @@ def cut_units(
         rules.insert(0, roles.reward_model.segmentation)
     other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
     if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
-        logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
+        logprobs, entropy = roles.segmenter_statistics(conversations, max_tokens=max_tokens)
     texts = roles.chat.response_texts(conversations.responses)
     inputs: dict[str, Any] = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
 

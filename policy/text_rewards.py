@@ -27,7 +27,7 @@ class TextModelReward:
     chat: ChatFormat
     terminal: bool
     normalizer: LocationNormalizer | None
-    batch_size: int
+    max_tokens: int
 
     @torch.no_grad()
     def read(self, answered: Answered, units: Units) -> Reading:
@@ -38,7 +38,7 @@ class TextModelReward:
         ids = torch.full(units.actions.ids.shape, -1)
         raws: list[Tensor] = [torch.zeros(1)] * len(theirs)
         rewards: list[Tensor] = list(raws)
-        for rows in micro_batches(theirs, self.batch_size):
+        for rows in micro_batches(theirs, self.max_tokens):
             part = theirs.select(rows)
             cut, found = self.model.segment_and_read(part)
             scores[rows], raw = found.scores.to(device), found.rewards

@@ -17,6 +17,7 @@ from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.data_options import DataOptions
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 from segrew.sources import DataRecord, write_records
 from segrew.text_rules import warn_of_fallbacks
@@ -32,7 +33,7 @@ class CalibrationConfig:
     )
     dataset_split: str = arg("train", help="Split of it.")
     max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
-    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(42, help="Of the draw.")
     preset: str | None = arg(None, help="Take a normalizer released with 2501.02790 instead, such as phi3-mini-1.75.")
 
@@ -59,11 +60,11 @@ def calibrate(
     pairs = loaded.pairs
     if len(pairs) > config.max_pairs:
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
-    rows = config.per_device_eval_batch_size
-    data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
+    tokens = config.max_tokens_per_batch
+    data = segment_for(reward_model, pairs, max_tokens=tokens, description="Cutting answers")
     warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
-    rewards = readings_of(reward_model, data, batch_size=rows, description="Reading rewards").rewards[unit_mask]
+    rewards = readings_of(reward_model, data, max_tokens=tokens, description="Reading rewards").rewards[unit_mask]
     locations = data.segmentation.locations[unit_mask]
     normalizer = LocationNormalizer(fingerprint=reward_model.fingerprint, rule=reward_model.segmentation.label)
     normalizer.fit(rewards, locations, compat=reward_model.segmentation.compat)

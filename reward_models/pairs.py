@@ -13,7 +13,7 @@ from reward_models.segment_reward_model import Readings, ScoredResponse, Segment
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
@@ -77,7 +77,7 @@ def segment_pairs(
     *,
     max_length: int,
     overlong: Overlong = "truncate_prompt_left",
-    batch_size: int = 16,
+    max_tokens: int = TOKENS_PER_BATCH,
     with_states: bool = False,
     for_training: bool = True,
     fingerprint: str | None = None,
@@ -105,7 +105,7 @@ def segment_pairs(
         features = response_features(
             segmenter,
             conversations,
-            batch_size=batch_size,
+            max_tokens=max_tokens,
             with_states=with_states,
             store=for_training or not with_states,
             fingerprint=fingerprint,
@@ -125,7 +125,7 @@ def segment_pairs(
 
 @torch.no_grad()
 def readings_of(
-    reward_model: SegmentRewardModel, data: SegmentedPairs, *, batch_size: int = 16, description: str = ""
+    reward_model: SegmentRewardModel, data: SegmentedPairs, *, max_tokens: int = TOKENS_PER_BATCH, description: str = ""
 ) -> Readings:
     """Return raw rewards and scores of segmented pairs; from their states where the trunk was frozen."""
     card, unit_mask = reward_model.card, data.segmentation.unit_mask
@@ -135,7 +135,7 @@ def readings_of(
         rewards = torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
         return Readings(rewards, aggregate(rewards, unit_mask, kind=card.aggregator, temperature=card.temperature))
     rewards, scores = torch.zeros(unit_mask.shape), torch.zeros(len(unit_mask))
-    batches = list(micro_batches(data.conversations, batch_size))
+    batches = list(micro_batches(data.conversations, max_tokens))
     device = next(reward_model.model.parameters()).device
     for rows in track(batches, description, disable=not description):
         cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))
@@ -190,16 +190,20 @@ class ScoredPair:
 
 
 def score_pairs(
-    reward_model: SegmentRewardModel, pairs: list[PreferencePair], *, batch_size: int = 16, description: str = ""
+    reward_model: SegmentRewardModel,
+    pairs: list[PreferencePair],
+    *,
+    max_tokens: int = TOKENS_PER_BATCH,
+    description: str = "",
 ) -> list[ScoredPair]:
     """Score both answers of each pair, with what the cache knows of them already."""
     scored: list[ScoredPair] = []
     cuts: list[Segmentation] = []
     chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
     for chunk in track(chunks, description, disable=not description):
-        data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
+        data = segment_for(reward_model, chunk, max_tokens=max_tokens, for_training=False)
         cuts.append(data.segmentation)
-        readings = readings_of(reward_model, data, batch_size=batch_size)
+        readings = readings_of(reward_model, data, max_tokens=max_tokens)
         texts = [None if p.ids else text for p in data.pairs for text in (p.chosen, p.rejected)]
         records = reward_model.describe(data.segmentation, readings, data.conversations, texts)
         sides = zip(data.pairs, records[0::2], records[1::2], data.encoded, strict=True)

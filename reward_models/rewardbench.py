@@ -15,6 +15,7 @@ from reward_models.rewardbench_sections import length_baseline, rewardbench_scor
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.metrics import wilson_interval
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import RunDirectory, write_jsonl
@@ -33,7 +34,7 @@ class BenchmarkConfig:
     )
     max_per_subset: int | None = arg(None, help="Score only the first rows of each subset, for a quick look.")
     subset_label: str = arg("", help="Written behind each subset's name in the table, such as 'rebuilt'.")
-    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
@@ -102,7 +103,7 @@ def run_benchmark(
         overwrite=config.overwrite_output_dir,
     )
     scored = score_pairs(
-        reward_model, pairs, batch_size=config.per_device_eval_batch_size, description="Scoring the benchmark"
+        reward_model, pairs, max_tokens=config.max_tokens_per_batch, description="Scoring the benchmark"
     )
     fitted = Counter(f"pairs with {part} cut to fit" for pair in scored for part in sorted(pair.cut))
     record = DataRecord("benchmark", "pairs", len(scored), loaded.sources, fitted)
@@ -127,7 +128,7 @@ def write_results(
         "read_position": reward_model.read_position,
         "max_length": reward_model.card.max_length,
         "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
-        "batch_size": config.per_device_eval_batch_size,
+        "max_tokens_per_batch": config.max_tokens_per_batch,
         "dataset": config.dataset_name,
         "max_per_subset": config.max_per_subset,
         "subset_label": config.subset_label,

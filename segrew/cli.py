@@ -19,6 +19,7 @@ COMMANDS = {
     "probe": ("policy.probe:main", "which action granularity has the quietest gradient, from one set of rollouts"),
     "generate": ("policy.generate:main", "answers of a policy in AlpacaEval's, Arena-Hard's or MT-Bench's format"),
     "judge": ("policy.judge:main", "two answer files before a judge behind an OpenAI-compatible endpoint"),
+    "cache": ("segrew.cache_command:main", "list or clear the entropies and states kept of frozen models"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 

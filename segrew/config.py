@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 T = TypeVar("T")
-_COUNTS = ("batch_size", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
+_COUNTS = ("batch_size", "tokens_per_batch", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
 
 
 def arg(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:

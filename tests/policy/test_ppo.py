@@ -84,7 +84,7 @@ def test_a_parsing_rule_reports_how_often_it_could_not_parse(settings, parser_di
 
 def test_b26_policy_equal_to_reference_has_kl_zero_and_ratio_one_for_any_batching(settings):
     """B26 a, with passes of other sizes than the update's."""
-    config = settings(local_rollout_forward_batch_size=2, per_device_train_batch_size=1, total_steps=1)
+    config = settings(max_tokens_per_batch=40, per_device_train_batch_size=1, total_steps=1)
     (row,) = lines(train_policy(config), "metrics.jsonl")
     assert row["kl/k1"] == row["kl/k2"] == row["kl/k3"] == 0.0
     assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-4)

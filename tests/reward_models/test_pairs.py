@@ -82,7 +82,7 @@ def test_scores_of_pairs_are_those_of_the_reward_model(build_scorer, short_pairs
     if frozen:
         scorer.model.model.load_state_dict(scorer.segmenter().model.state_dict())
     pairs = [*short_pairs[:3], PreferencePair(short_pairs[0].prompt, "same", "same")]
-    scored = score_pairs(scorer, pairs, batch_size=3)
+    scored = score_pairs(scorer, pairs, max_tokens=60)
     for pair, found in zip(pairs, scored, strict=True):
         chosen, rejected = scorer.score([pair.prompt] * 2, [pair.chosen, pair.rejected])
         assert found.pair is pair
