@@ -26,6 +26,7 @@ def score_tokens(
     """Score answers on the very tokens that were drawn, in order.
 
     Args:
+        max_tokens: of one pass of the reward model, each prompt counted once.
         generator: for a segmentation rule that draws.
         description: label of the progress bar; empty for none.
     """

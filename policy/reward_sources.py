@@ -25,6 +25,7 @@ class ModelReward:
 
     Args:
         terminal: one reward, the model's score, at the end; else one for each of the run's reward units.
+        max_tokens: of one pass, each prompt counted once.
     """
 
     name: str

@@ -20,6 +20,7 @@ class TextModelReward:
     Args:
         chat: the policy's, whose tokens the rewards are mapped to.
         terminal: one reward, the model's score, at the end; else one for each of its own segments.
+        max_tokens: of one pass, each prompt counted once.
     """
 
     name: str
