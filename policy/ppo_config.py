@@ -6,6 +6,7 @@ from typing import Literal
 from policy.losses import Ratio, Reduction
 from policy.reward_shaping import Interpolation
 from policy.rollout import Sampling
+from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
@@ -57,7 +58,11 @@ class PPOConfig:
         None, help="Nats, for an entropy rule on either axis; default the reward model's."
     )
     n: int = arg(5, help="Length of n-gram units on either axis.")
-    normalizer: Literal["location", "none"] = arg("location", help="Normalize unit rewards by location, or not at all.")
+    normalizer: Mode | None = arg(
+        None,
+        help="Normalize unit rewards by location, by one mean and spread of all units (global) or of last units "
+        "(last), or not at all; default as the reward model was calibrated.",
+    )
     interpolation: Interpolation = arg("even", help="How a unit's reward is spread over its tokens.")
     reward_clip: float = arg(10.0, help="Bound on a unit's normalized reward, before it is spread.")
     missing_eos_penalty: float | None = arg(None, help="Taken once from the last token of a cut-off answer.")

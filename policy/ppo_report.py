@@ -16,6 +16,7 @@ from policy.losses import kl_estimates
 from policy.ppo_run import Run
 from policy.rollout import Rollout
 from policy.scoring import Scores, Units
+from reward_models.drift import drift_metrics, drift_moments, drift_warning
 from segrew.masking import masked_mean
 
 LOW_KL = -0.1
@@ -52,10 +53,24 @@ def measure(
     names = sorted(values)
     means: Any = run.accelerator.reduce(torch.stack([values[n].float() for n in names]), reduction="mean")
     metrics = dict(zip(names, means.tolist(), strict=True))
+    metrics |= measure_drift(run, units, scores)
     metrics |= {f"time/{name}": seconds for name, seconds in run.seconds.items()}
     everyones = metrics["response/length"] * rows * run.accelerator.num_processes
     metrics["tokens_per_second"] = everyones / sum(run.seconds.values())
     return metrics | {"memory/peak_mb": peak_memory_mb(run.accelerator.device)}
+
+
+def measure_drift(run: Run, units: Units, scores: Scores) -> dict[str, float]:
+    """How far normalized rewards are from those that the normalizer was fitted on; {} without one. Warns once."""
+    if run.axes.normalizer is None:
+        return {}
+    locations = run.axes.normalizer.locations(units.rewards)
+    moments: Any = run.accelerator.reduce(drift_moments(scores.rewards, locations), reduction="sum")
+    drifted = drift_warning(moments)
+    if drifted and not run.drift_reported:
+        run.drift_reported = True
+        warnings.warn(drifted, stacklevel=2)
+    return drift_metrics(moments)
 
 
 def explained_variance(

@@ -47,6 +47,7 @@ class Run:
     show: Callable[[str], None] = print
     seconds: dict[str, float] = field(default_factory=dict)
     low_kl_steps: int = 0
+    drift_reported: bool = False
 
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
@@ -133,7 +134,7 @@ def _announce(
     """Print and record what is in force: prompts, axes, sampling."""
     sampling = config.sampling.effective(roles.chat)
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
-    normalizer = "location" if axes.normalizer else "none"
+    normalizer = axes.normalizer.mode if axes.normalizer else "none"
     directory.write_json(
         "settings.json",
         {

@@ -22,7 +22,7 @@ class Axes:
     Args:
         rewards: the rule of the reward units. terminal: one reward, the reward model's score, at the end.
         actions: the rule of the action units.
-        normalizer: standardizes unit rewards by location; None to leave them as they are.
+        normalizer: standardizes unit rewards; None to leave them as they are.
     """
 
     rewards: SegmentationConfig
@@ -77,7 +77,9 @@ def _normalizer(
         read_position=reward_model.read_position,
     )
     normalizer.require(fingerprint, rule=rule.label, source=f"{path}/normalizer.json")
-    return normalizer
+    if config.normalizer is not None:
+        normalizer = normalizer.with_mode(config.normalizer)
+    return None if normalizer.mode == "none" else normalizer
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def score_rollout(rollout: Rollout, units: Units, roles: Roles, axes: Axes, conf
         return Scores(scores, readings, scores[:, None])
     if axes.normalizer is None:
         return Scores(scores, readings, readings)
-    return Scores(scores, readings, axes.normalizer.transform(readings, units.readings.locations))
+    return Scores(scores, readings, axes.normalizer.normalize(readings, units.readings))
 
 
 def take(segmentation: Segmentation, rows: list[int], width: int) -> Segmentation:

@@ -333,7 +333,7 @@ class SegmentRewardModel:
         """
         scores = self.aggregate(rewards, segmentation.unit_mask).tolist()
         locations = segmentation.locations
-        normalized = self.normalizer.transform(rewards, locations).tolist() if self.normalizer else None
+        normalized = self.normalizer.normalize(rewards, segmentation).tolist() if self.normalizer else None
         columns = zip(
             segmentation.counts.tolist(),
             segmentation.ends.tolist(),

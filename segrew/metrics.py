@@ -5,8 +5,11 @@ import math
 _Z95 = 1.959963984540054
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a proportion; (0, 1) without observations."""
+def wilson_interval(successes: int | float, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a proportion; (0, 1) without observations.
+
+    Partial successes in [0, 1] may be summed: their mean varies less than a proportion, so it is wide enough.
+    """
     if n == 0:
         return 0.0, 1.0
     share, z2 = successes / n, _Z95**2
@@ -23,3 +26,13 @@ def mean_interval(values: list[float]) -> tuple[float, float, float]:
         return mean, -math.inf, math.inf
     error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean, mean - _Z95 * error, mean + _Z95 * error
+
+
+def correlation_interval(correlation: float, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a correlation by Fisher's transformation; (-1, 1) below four observations."""
+    if n < 4:
+        return -1.0, 1.0
+    if abs(correlation) >= 1:
+        return correlation, correlation
+    centre, half = math.atanh(correlation), _Z95 / math.sqrt(n - 3)
+    return math.tanh(centre - half), math.tanh(centre + half)
