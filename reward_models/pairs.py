@@ -8,12 +8,12 @@ from jaxtyping import Bool, Float, Int64
 from rich.progress import track
 from torch import Tensor, nn
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
+from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.chat import ChatFormat
 from segrew.language_models import Conversations, micro_batches
 from segrew.preferences import EncodedPair, PreferencePair, encode_pair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
-from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
+from segrew.segmenter import ResponseFeatures, response_features
 
 
 @dataclass(frozen=True)
@@ -152,27 +152,3 @@ def segment_for(reward_model: SegmentRewardModel, pairs: list[PreferencePair], *
         fingerprint=reward_model.segmenter_fingerprint,
         **options,
     )
-
-
-@dataclass(frozen=True)
-class ScoredPair:
-    """Scores of one pair with the units of both answers."""
-
-    pair: PreferencePair
-    chosen: ScoredResponse
-    rejected: ScoredResponse
-
-
-def score_pairs(
-    reward_model: SegmentRewardModel, pairs: list[PreferencePair], *, batch_size: int = 16, description: str = ""
-) -> list[ScoredPair]:
-    """Score both answers of each pair, with what the cache knows of them already."""
-    scored: list[ScoredPair] = []
-    chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
-    for chunk in track(chunks, description, disable=not description):
-        data = segment_for(reward_model, chunk, batch_size=batch_size, for_training=False)
-        rewards = unit_rewards_of(reward_model, data, batch_size=batch_size)
-        texts = [text for pair in chunk for text in (pair.chosen, pair.rejected)]
-        records = reward_model.describe(data.segmentation, rewards, data.conversations, texts)
-        scored += [ScoredPair(pair, records[2 * i], records[2 * i + 1]) for i, pair in enumerate(chunk)]
-    return scored

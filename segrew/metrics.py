@@ -1,6 +1,9 @@
 """Intervals for the figures that runs report."""
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 _Z95 = 1.959963984540054
 
@@ -36,3 +39,21 @@ def correlation_interval(correlation: float, n: int) -> tuple[float, float]:
         return correlation, correlation
     centre, half = math.atanh(correlation), _Z95 / math.sqrt(n - 3)
     return math.tanh(centre - half), math.tanh(centre + half)
+
+
+def bootstrap_interval(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of a mean; the mean itself without or with one observation."""
+    held = np.asarray(values, dtype=np.float64)
+    if held.size < 2:
+        return (float(held.sum()),) * 2
+    generator = np.random.default_rng(seed)
+    means = [held[generator.integers(held.size, size=held.size)].mean() for _ in range(resamples)]
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Return the two-sided p of at least so uneven a split of fair coins; on paired rows, McNemar's exact test."""
+    n, fewer = wins + losses, min(wins, losses)
+    tail = sum(math.comb(n, k) for k in range(fewer + 1))
+    return min(1.0, 2 * tail / 2**n)

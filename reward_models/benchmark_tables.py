@@ -1,0 +1,116 @@
+"""The terminal tables of `segrew rewardbench`: whatever a result holds, in the same few shapes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from reward_models.length_bias import describe_length_bias
+
+
+def print_results(record: Mapping[str, Any], console: Console) -> None:
+    """Print the table of subsets and sections, then the parts that this benchmark has."""
+    console.print(results_table(record))
+    for name, entry in record["subsets"].items():
+        if "matrix" in entry:
+            rows = "; ".join(" ".join(f"{value:.3f}" for value in row) for row in entry["matrix"])
+            console.print(f"{name}: chosen (rows) against rejected style, concise, detailed, markdown: {rows}")
+        if "parts" in entry:
+            console.print(f"{name}: " + ", ".join(f"{k} {v:.3f}" for k, v in entry["parts"].items()))
+    if "methods" in record:
+        console.print(methods_table(record))
+    if "comparison" in record:
+        console.print(comparison_table(record["comparison"]))
+    if "length_bias" in record:
+        console.print(describe_length_bias(record["length_bias"]))
+    absent = [*map(str, record["missing"])]
+    absent += [f"{part} (of {name})" for name, s in record["sections"].items() for part in s.get("missing", [])]
+    if absent:
+        console.print(f"Missing: {', '.join(absent)} (left out of the means)")
+    if record.get("unmapped"):
+        console.print(f"In no section: {', '.join(record['unmapped'])} (left out of the total)")
+    if record["truncated"]:
+        limit = record["settings"]["max_length"]
+        console.print(f"Truncated: {record['truncated']} rows had more than the reward model's {limit} tokens")
+
+
+def results_table(record: Mapping[str, Any]) -> Table:
+    """Return subsets and sections with accuracy, n, interval and ties, the length baseline beside."""
+    baseline, label = record.get("length_baseline"), record["settings"]["subset_label"]
+    table = Table("", "n", "accuracy", "95 % interval", "ties", "longer wins", title=record["benchmark"])
+
+    def longer(kind: str, name: str) -> str:
+        return _share(baseline[kind][name]["accuracy"]) if baseline else ""
+
+    for name, entry in record["subsets"].items():
+        low, high = entry["ci95"]
+        count = f"{entry['n']} of {entry['count']}" if entry.get("count") else str(entry["n"])
+        table.add_row(
+            f"{name} ({label})" if label else name,
+            count,
+            _share(entry["accuracy"]),
+            f"{low:.3f} - {high:.3f}",
+            str(entry["ties"]),
+            longer("subsets", name),
+        )
+    table.add_section()
+    for name, entry in record["sections"].items():
+        table.add_row(name, str(entry["n"]), _share(entry["accuracy"]), "", "", longer("sections", name))
+    totals = {"overall": "overall", "section_mean": "mean of four sections"}
+    totals |= {level: level for level in ("hard", "normal", "easy")}
+    for key, shown in totals.items():
+        if record.get(key) is not None and (key != "overall" or len(record["subsets"]) > 1):
+            table.add_row(shown, "", _share(record[key]), "", "", _share(baseline[key]) if baseline else "")
+    return table
+
+
+def methods_table(record: Mapping[str, Any]) -> Table:
+    """Return each method's figures on marked spans, with what segments gain over it."""
+    titles = {
+        "auc": "AUC in a response",
+        "auc_pooled": "AUC, all tokens",
+        "lowest_unit": "lowest unit hits",
+        "words_split": "words split",
+        "word_difference": "step in a word",
+    }
+    table = Table("", *titles.values(), title="Low rewards against marked spans (95 % intervals; segments - method)")
+    for name, figures in record["methods"].items():
+        table.add_row(name, *(_figure(figures[key]) for key in titles))
+    chance = record["chance"]
+    shown = {"auc": "0.500", "auc_pooled": "0.500"} | {key: _figure(value) for key, value in chance.items()}
+    table.add_row("chance", *(shown.get(key, "") for key in titles))
+    return table
+
+
+def comparison_table(comparison: Mapping[str, Any]) -> Table:
+    """Return the paired differences to another model."""
+    title = f"Compared to {comparison['to']}, on the rows of both"
+    table = Table("", "n", "difference", "95 % interval", "better", "worse", "p (exact)", title=title)
+    for name, entry in {**comparison["subsets"], "all": comparison["all"]}.items():
+        low, high = entry["ci95"]
+        numbers = (
+            f"{entry['difference']:+.3f}",
+            f"{low:+.3f} - {high:+.3f}",
+            str(entry["better"]),
+            str(entry["worse"]),
+        )
+        table.add_row(name, str(entry["n"]), *numbers, f"{entry['p']:.3g}")
+    left = comparison["only_ours"] + comparison["only_theirs"]
+    if left:
+        table.caption = f"{left} rows are in one of the two runs only and left out"
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}"
+
+
+def _figure(figure: Mapping[str, Any]) -> str:
+    if figure["value"] is None:
+        return "n/a"
+    text = f"{figure['value']:.3f} ({figure['ci95'][0]:.3f} - {figure['ci95'][1]:.3f})"
+    gain = figure.get("ours_minus_this")
+    if gain and gain["value"] is not None:
+        text += f"\n  {gain['value']:+.3f} ({gain['ci95'][0]:+.3f} - {gain['ci95'][1]:+.3f})"
+    return text

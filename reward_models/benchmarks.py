@@ -1,0 +1,71 @@
+"""The table of benchmarks: where each one's rows are, how they are read, measured and scored."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from reward_models.benchmark_credit import Row, row_credits
+from reward_models.benchmark_items import Item, score_items
+from reward_models.benchmark_readers import read_judgebench, read_lists, read_marked, read_pairs, read_rewardbench
+from reward_models.list_benchmarks import (
+    judgebench_scores,
+    pairs_scores,
+    rewardbench2_credits,
+    rewardbench2_scores,
+    rmbench_scores,
+)
+from reward_models.localise import bandit_for, localisation_credits, localisation_scores, localise_items
+from reward_models.rewardbench_sections import rewardbench_scores
+from reward_models.segment_reward_model import SegmentRewardModel
+from segrew.preferences import EMBEDDED_PAIRS
+
+Name = Literal["rewardbench", "rewardbench2", "rm-bench", "judgebench", "localisation", "pairs"]
+Measure = Callable[[Sequence[Item], int], list[dict[str, Any]]]
+
+
+def measure_scores(reward_model: SegmentRewardModel, _: str | None) -> Measure:
+    """Measure the score of every answer."""
+    return lambda items, batch_size: [s.row() for s in score_items(reward_model, items, batch_size=batch_size)]
+
+
+def measure_tokens(reward_model: SegmentRewardModel, bandit_model: str | None) -> Measure:
+    """Measure the reward of every token, by this model and by the baselines."""
+    bandit = bandit_for(reward_model, bandit_model)
+    return lambda items, batch_size: localise_items(reward_model, bandit, items, batch_size=batch_size)
+
+
+class Benchmark(NamedTuple):
+    """What is particular to one benchmark.
+
+    Args:
+        dataset, split: where its rows are unless told otherwise.
+        read: dataset and split to items. measure: items to lines of `scores.jsonl`, for a model and --bandit_model.
+        score: lines to results. credit: lines to what each row is worth, for paired tests.
+        has_lengths: whether "the longer answer wins" is a baseline for it.
+    """
+
+    dataset: str
+    split: str
+    read: Callable[[str, str], list[Item]]
+    score: Callable[[Sequence[Row]], dict[str, Any]]
+    credit: Callable[[Sequence[Row]], Mapping[tuple[str, str, str], float]] = row_credits
+    measure: Callable[[SegmentRewardModel, str | None], Measure] = measure_scores
+    has_lengths: bool = True
+
+
+BENCHMARKS: dict[Name, Benchmark] = {
+    "rewardbench": Benchmark("allenai/reward-bench", "filtered", read_rewardbench, rewardbench_scores),
+    "rewardbench2": Benchmark(
+        "allenai/reward-bench-2",
+        "test",
+        partial(read_lists, subset="subset"),
+        rewardbench2_scores,
+        rewardbench2_credits,
+    ),
+    "rm-bench": Benchmark("THU-KEG/RM-Bench", "train", partial(read_lists, subset="domain"), rmbench_scores),
+    "judgebench": Benchmark("ScalerLab/JudgeBench", "gpt+claude", read_judgebench, judgebench_scores),
+    "localisation": Benchmark(
+        EMBEDDED_PAIRS, "test", read_marked, localisation_scores, localisation_credits, measure_tokens, False
+    ),
+    "pairs": Benchmark(EMBEDDED_PAIRS, "test", read_pairs, pairs_scores),
+}
