@@ -56,6 +56,11 @@ def share_of_top(better: Sequence[float], others: Sequence[float]) -> float:
     return 1 / (better.count(top) + others.count(top)) if better[0] == top else 0.0
 
 
+def shares_top(better: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether the first answer scores highest, but not alone."""
+    return 0 < share_of_top(better, others) < 1
+
+
 def has_tie(better: Sequence[float], others: Sequence[float]) -> bool:
     """Whether some better answer scores the same as some other one."""
     return not set(better).isdisjoint(others)
@@ -73,7 +78,7 @@ def row_credits(rows: Iterable[Row], credit: Credit = share_of_wins) -> dict[tup
 
 
 def tally_by_subset(
-    rows: Iterable[Row], credit: Credit = share_of_wins
+    rows: Iterable[Row], credit: Credit = share_of_wins, tied: Callable[..., bool] = has_tie
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return accuracy, n, ties and Wilson interval of each subset in order of appearance, and of all rows together.
 
@@ -83,7 +88,7 @@ def tally_by_subset(
     outcomes: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for number, row in enumerate(rows, 1):
         scores = row_scores(row, number)
-        outcomes[_subset(row, number)].append((credit(*scores), has_tie(*scores)))
+        outcomes[_subset(row, number)].append((credit(*scores), tied(*scores)))
     if not outcomes:
         raise ValueError("no rows to score: the benchmark file has no usable row")
     pooled = tally([outcome for held in outcomes.values() for outcome in held])
@@ -108,7 +113,7 @@ def warn_of_ties(pooled: Mapping[str, Any]) -> None:
     """Say so where more than 1 % of the rows have a tie."""
     if pooled["ties"] > 0.01 * pooled["n"]:
         warnings.warn(
-            f"{pooled['ties']} of {pooled['n']} pairs are ties, counted as losses: a reward model that gives "
+            f"{pooled['ties']} of {pooled['n']} pairs are ties, which are no wins: a reward model that gives "
             "different answers the same score is constant, saturated or compared in too few digits",
             stacklevel=3,
         )

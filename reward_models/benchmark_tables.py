@@ -8,6 +8,14 @@ from rich.table import Table
 
 from reward_models.length_bias import describe_length_bias
 
+_FIGURES = {
+    "auc": "AUC in a response",
+    "auc_pooled": "AUC over all tokens",
+    "lowest_unit": "lowest unit hits a span",
+    "words_split": "words with several rewards",
+    "word_difference": "step in a word, in std",
+}
+
 
 def print_results(record: Mapping[str, Any], console: Console) -> None:
     """Print the table of subsets and sections, then the parts that this benchmark has."""
@@ -66,20 +74,17 @@ def results_table(record: Mapping[str, Any]) -> Table:
 
 
 def methods_table(record: Mapping[str, Any]) -> Table:
-    """Return each method's figures on marked spans, with what segments gain over it."""
-    titles = {
-        "auc": "AUC in a response",
-        "auc_pooled": "AUC, all tokens",
-        "lowest_unit": "lowest unit hits",
-        "words_split": "words split",
-        "word_difference": "step in a word",
-    }
-    table = Table("", *titles.values(), title="Low rewards against marked spans (95 % intervals; segments - method)")
-    for name, figures in record["methods"].items():
-        table.add_row(name, *(_figure(figures[key]) for key in titles))
-    chance = record["chance"]
-    shown = {"auc": "0.500", "auc_pooled": "0.500"} | {key: _figure(value) for key, value in chance.items()}
-    table.add_row("chance", *(shown.get(key, "") for key in titles))
+    """Return each figure on marked spans for each method, with what segments gain over it."""
+    title = "Low rewards against marked spans, means over responses"
+    table = Table("", "", "value", "95 % interval", "segments - it", "95 % interval", title=title)
+    chance = {"auc": {"value": 0.5}, "auc_pooled": {"value": 0.5}, **record["chance"]}
+    for key, shown in _FIGURES.items():
+        table.add_section()
+        held = {name: figures[key] for name, figures in record["methods"].items()}
+        held |= {"chance": chance[key]} if key in chance else {}
+        for k, (name, figure) in enumerate(held.items()):
+            gain = _figure(figure.get("ours_minus_this"), "+.3f")
+            table.add_row(shown if k == 0 else "", name, *_figure(figure, ".3f"), *gain)
     return table
 
 
@@ -106,11 +111,9 @@ def _share(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
-def _figure(figure: Mapping[str, Any]) -> str:
-    if figure["value"] is None:
-        return "n/a"
-    text = f"{figure['value']:.3f} ({figure['ci95'][0]:.3f} - {figure['ci95'][1]:.3f})"
-    gain = figure.get("ours_minus_this")
-    if gain and gain["value"] is not None:
-        text += f"\n  {gain['value']:+.3f} ({gain['ci95'][0]:+.3f} - {gain['ci95'][1]:+.3f})"
-    return text
+def _figure(figure: Mapping[str, Any] | None, form: str) -> tuple[str, str]:
+    """Value and interval as text."""
+    if not figure or figure["value"] is None:
+        return "", ""
+    interval = figure.get("ci95")
+    return f"{figure['value']:{form}}", f"{interval[0]:{form}} - {interval[1]:{form}}" if interval else ""

@@ -18,6 +18,7 @@ from reward_models.benchmark_credit import (
     row_name,
     row_scores,
     share_of_top,
+    shares_top,
     tally_by_subset,
 )
 from segrew.metrics import bootstrap_interval
@@ -93,7 +94,7 @@ def rewardbench2_scores(rows: Iterable[Row]) -> dict[str, Any]:
     """
     kept = list(rows)
     best_of = [row for row in kept if row.get("subset") != _TIES]
-    subsets, pooled = tally_by_subset(best_of, share_of_top) if best_of else ({}, None)
+    subsets, pooled = tally_by_subset(best_of, share_of_top, shares_top) if best_of else ({}, None)
     credits = ties_credits(row for row in kept if row.get("subset") == _TIES)
     if credits["prompts"]:
         low, high = bootstrap_interval(list(credits["prompts"].values()))

@@ -98,8 +98,8 @@ def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | Non
 
 
 def pooled_aucs(
-    methods: Mapping[str, Sequence[Tokens]],
-    wrong: Sequence[Bool[np.ndarray, " n"]],
+    methods: Mapping[str, Sequence[np.ndarray]],
+    wrong: Sequence[np.ndarray],
     *,
     resamples: int = 500,
     seed: int = 0,

@@ -1,0 +1,132 @@
+"""Every benchmark's own record format, and what is said of a row that is not in it."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from reward_models.benchmark_readers import (
+    read_judgebench,
+    read_lists,
+    read_marked,
+    read_pairs,
+    read_prior_sets,
+    read_rewardbench,
+)
+from segrew.preferences import Fault
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(*rows) -> str:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def test_judgebench_puts_the_better_response_first(file):
+    raw = {"question": "q", "response_A": "a", "response_B": "b", "response_model": "m"}
+    path = file(
+        raw | {"pair_id": "1", "source": "mmlu-pro-law", "label": "A>B"},
+        raw | {"pair_id": "2", "source": "livecodebench", "label": "B>A"},
+        {"id": 3, "prompt": "q", "chosen": "c", "rejected": "r", "subset": "judgebench-math"},
+    )
+    items = read_judgebench(path, "")
+    assert [(i.id, i.subset, i.answers) for i in items] == [
+        ("1", "knowledge", ["a", "b"]), ("2", "coding", ["b", "a"]), ("3", "math", ["c", "r"]),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"line 1: label is 'A=B'"):
+        read_judgebench(file(raw | {"pair_id": "1", "source": "x", "label": "A=B"}), "")
+    with pytest.raises(ValueError, match="line 1: lacks label, source"):
+        read_judgebench(file(raw), "")
+
+
+def test_lists_of_answers_keep_the_better_ones_first(file):
+    row = {"id": "ref:0", "prompt": "q", "chosen": ["a", "b"], "rejected": ["c"], "subset": "Ties", "num_correct": 2}
+    (item,) = read_lists(file(row), "", subset="subset")
+    assert (item.id, item.subset, item.answers, item.correct) == ("ref:0", "Ties", ["a", "b", "c"], 2)
+    (item,) = read_lists(file(row | {"domain": "chat"}), "", subset="domain")
+    assert item.subset == "chat"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_correct": 3}, "line 1: num_correct is 3 but 'chosen' holds 2"),
+        ({"chosen": "a"}, "line 1: 'chosen' is no list"),
+        ({"rejected": []}, "line 1: 'rejected' is no list"),
+        ({"rejected": [" "]}, "line 1: an answer is ' '"),
+        ({"subset": None}, "line 1: lacks subset"),
+    ],
+)
+def test_what_is_no_list_row_is_refused(file, change, message):
+    row = {"id": 1, "prompt": "q", "chosen": ["a", "b"], "rejected": ["c"], "subset": "Math"}
+    with pytest.raises(ValueError, match=message):
+        read_lists(file(row | change), "", subset="subset")
+
+
+def test_spans_are_read_by_either_name(file):
+    path = file(
+        {"id": 1, "prompt": "q", "response": "abcdef", "spans": [{"start": 1, "end": 3, "type": "x"}]},
+        {"id": 2, "prompt": "q", "chosen": "c", "rejected": "abc", "faults": [{"start": 0, "end": 1, "kind": "y"}]},
+        {"id": 3, "prompt": "q", "response": "fine"},
+    )
+    items = read_marked(path, "")
+    assert [(item.answers, item.spans) for item in items] == [
+        (["abcdef"], (Fault(1, 3, "x"),)), (["abc"], (Fault(0, 1, "y"),)), (["fine"], ()),
+    ]  # fmt: skip
+    for bad in ([{"start": 2, "end": 99, "kind": "x"}], [{"start": 2}], "x"):
+        with pytest.raises(ValueError, match="line 1: 'spans' needs objects"):
+            read_marked(file({"prompt": "q", "response": "abc", "spans": bad}), "")
+    with pytest.raises(ValueError, match="no response has a marked span"):
+        read_marked(file({"prompt": "q", "response": "abc"}), "")
+
+
+def test_the_embedded_faults_are_marked_answers():
+    items = read_marked("everyday", "test")
+    assert all(item.spans and len(item.answers) == 1 for item in items)
+    assert all(item.answers[0][s.start : s.end].strip() for item in items for s in item.spans)
+
+
+def test_prior_sets_are_named_by_their_rows_or_by_the_hubs_splits(file, monkeypatch):
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    items = read_prior_sets(file(pair | {"subset": "shp"}, pair | {"subset": "summarize"}))
+    assert [item.subset for item in items] == ["shp", "summarize"]
+    with pytest.raises(ValueError, match="hep-go are none of the prior sets"):
+        read_prior_sets(file(pair | {"subset": "hep-go"}))
+    asked = []
+
+    def hub(name, split):
+        asked.append((name, split))
+        yield "hub, row 1", pair
+
+    monkeypatch.setattr("segrew.preferences.records_of", hub)
+    items = read_prior_sets("allenai/pref-test-sets")
+    assert [item.subset for item in items] == ["anthropic_helpful", "anthropic_hhh", "shp", "summarize"]
+    assert asked == [("allenai/pref-test-sets", item.subset) for item in items]
+
+
+DATA = Path(os.environ.get("SEGREW_TEST_DATA", "/nowhere"))
+
+
+@pytest.mark.skipif(not (DATA / "rmbench").is_dir(), reason="SEGREW_TEST_DATA names no folder with the real files")
+def test_real_files_are_read_whole():
+    def subsets(items):
+        return Counter(item.subset for item in items)
+
+    bench = subsets(read_rewardbench(str(DATA / "rewardbench/rewardbench_v1_rebuilt.jsonl.gz"), ""))
+    assert bench["math-prm"] == 313 and bench.total() == 1994
+    styles = read_lists(str(DATA / "rmbench/rmbench_chat_code_safety.jsonl.gz"), "", subset="domain")
+    assert subsets(styles) == {"safety-refuse": 184, "code": 152, "safety-response": 105, "chat": 89}
+    assert {(len(item.answers), item.correct) for item in styles} == {(6, 3)}
+    judge = str(DATA / "judgebench/judgebench_pairs.jsonl.gz")
+    assert subsets(read_judgebench(judge, "")) == {"knowledge": 222, "reasoning": 95, "math": 67, "coding": 46}
+    raw = {item.id: item for item in read_judgebench(str(DATA / "raw/judgebench.jsonl.gz"), "")}
+    assert all(raw[item.id].answers == item.answers for item in read_judgebench(judge, ""))
+    marked = read_marked(str(DATA / "prefs/finegrained_qa_dev_spans.jsonl.gz"), "")
+    assert len(marked) == 350 and sum(bool(item.spans) for item in marked) == 325
+    assert len(read_pairs(str(DATA / "prefs/hhh_alignment.jsonl.gz"), "")) == 160
