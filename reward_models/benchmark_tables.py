@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from reward_models.length_bias import describe_length_bias
 
@@ -46,7 +46,8 @@ def print_results(record: Mapping[str, Any], console: Console) -> None:
 def results_table(record: Mapping[str, Any]) -> Table:
     """Return subsets and sections with accuracy, n, interval and ties, the length baseline beside."""
     baseline, label = record.get("length_baseline"), record["settings"]["subset_label"]
-    table = Table("", "n", "accuracy", "95 % interval", "ties", "longer wins", title=record["benchmark"])
+    name_column = Column("", overflow="fold")
+    table = Table(name_column, "n", "accuracy", "95 % interval", "ties", "longer wins", title=record["benchmark"])
 
     def longer(kind: str, name: str) -> str:
         return _share(baseline[kind][name]["accuracy"]) if baseline else ""
@@ -75,16 +76,15 @@ def results_table(record: Mapping[str, Any]) -> Table:
 
 def methods_table(record: Mapping[str, Any]) -> Table:
     """Return each figure on marked spans for each method, with what segments gain over it."""
-    title = "Low rewards against marked spans, means over responses"
-    table = Table("", "", "value", "95 % interval", "segments - it", "95 % interval", title=title)
+    table = Table("", "mean over responses", "segments - it", title="Low rewards against marked spans (95 % intervals)")
     chance = {"auc": {"value": 0.5}, "auc_pooled": {"value": 0.5}, **record["chance"]}
     for key, shown in _FIGURES.items():
         table.add_section()
+        table.add_row(shown, "", "", style="bold")
         held = {name: figures[key] for name, figures in record["methods"].items()}
         held |= {"chance": chance[key]} if key in chance else {}
-        for k, (name, figure) in enumerate(held.items()):
-            gain = _figure(figure.get("ours_minus_this"), "+.3f")
-            table.add_row(shown if k == 0 else "", name, *_figure(figure, ".3f"), *gain)
+        for name, figure in held.items():
+            table.add_row(f"  {name}", _figure(figure, ".3f"), _figure(figure.get("ours_minus_this"), "+.3f"))
     return table
 
 
@@ -96,7 +96,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
         low, high = entry["ci95"]
         numbers = (
             f"{entry['difference']:+.3f}",
-            f"{low:+.3f} - {high:+.3f}",
+            f"{low:+.3f} to {high:+.3f}",
             str(entry["better"]),
             str(entry["worse"]),
         )
@@ -111,9 +111,9 @@ def _share(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
-def _figure(figure: Mapping[str, Any] | None, form: str) -> tuple[str, str]:
+def _figure(figure: Mapping[str, Any] | None, form: str) -> str:
     """Value and interval as text."""
     if not figure or figure["value"] is None:
-        return "", ""
-    interval = figure.get("ci95")
-    return f"{figure['value']:{form}}", f"{interval[0]:{form}} - {interval[1]:{form}}" if interval else ""
+        return ""
+    low, high = figure.get("ci95") or (None, None)
+    return f"{figure['value']:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None else "")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -220,5 +219,4 @@ def _length_bias(items: Sequence[Item], rows: Sequence[Row]) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Run `segrew rewardbench`."""
     (config,) = parse("rewardbench", (BenchmarkConfig,), argv)
-    with torch.inference_mode():
-        run_benchmark(config)
+    run_benchmark(config)

@@ -54,3 +54,23 @@ def test_equal_scores_cost_ln_2_and_a_common_constant_changes_nothing():
     assert preference_loss(scores + 8, other + 8).item() == pytest.approx(
         preference_loss(scores, other).item(), rel=1e-5
     )
+
+
+def test_b19_a_step_on_one_pair_raises_its_lead(build_scorer):
+    """SGD at 0.1 on the tiny scorer: the chosen answer gains on the rejected one, whichever text that is."""
+    for texts in (["good one", "bad"], ["bad", "good one"]):
+        scorer = build_scorer("response")
+        rows = [scorer.encode([{"role": "user", "content": "q"}], text) for text in texts]
+
+        def lead(scorer=scorer, rows=rows) -> torch.Tensor:
+            chosen, rejected = (
+                scorer.head(scorer.model.model(torch.tensor([prompt + ids])).last_hidden_state[:, -1])
+                for prompt, ids, _ in rows
+            )
+            return chosen[:, 0] - rejected[:, 0]
+
+        optimizer = torch.optim.SGD(scorer.model.parameters(), lr=0.1)
+        before = lead()
+        preference_loss(before, torch.zeros(1)).backward()
+        optimizer.step()
+        assert lead().item() > before.item()
