@@ -107,7 +107,8 @@ def main() -> None:
 
 def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: float, total: float) -> None:
     """Write results.json and a table with the mean over splits, its spread, and a pooled Wilson interval."""
-    record = {"pairs": n_pairs, "settings": vars(args), "seconds": {"reading": read, "total": total}}
+    settings = vars(args) | {"files": [Path(file).name for file in args.files]}
+    record = {"pairs": n_pairs, "settings": settings, "seconds": {"reading": read, "total": total}}
     (HERE / "results.json").write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
     lines = ["| rule | units a response | softmax | sum | mean |", "|---|---|---|---|---|"]
     for rule in RULES:
