@@ -1,5 +1,7 @@
 """Reading a benchmark's own record format, from a file or the hub, into items."""
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 from reward_models.benchmark_items import Item, item_of_pair
@@ -15,8 +17,12 @@ _JUDGEBENCH_SOURCES = {
 
 
 def read_pairs(dataset: str, split: str) -> list[Item]:
-    """Read preference pairs; equal answers stay, as ties."""
-    return [item_of_pair(pair) for pair in load_preferences(dataset, split, keep_identical=True).pairs]
+    """Read preference pairs; equal answers stay, as ties, and what cannot be scored is said to be left out."""
+    loaded = load_preferences(dataset, split, keep_identical=True)
+    if loaded.skipped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in loaded.skipped.items())
+        warnings.warn(f"{dataset}: rows left out of the benchmark: {reasons}", stacklevel=2)
+    return [item_of_pair(pair) for pair in loaded.pairs]
 
 
 def read_rewardbench(dataset: str, split: str) -> list[Item]:
@@ -39,8 +45,6 @@ def read_prior_sets(dataset: str) -> list[Item]:
 
 
 def _is_local(dataset: str) -> bool:
-    from pathlib import Path
-
     return Path(dataset).exists() or ".json" in Path(dataset).name
 
 

@@ -151,7 +151,8 @@ def open_benchmark(
     resume = (directory / SETTINGS_FILE).is_file() and not config.overwrite_output_dir
     if resume:
         earlier = read_json(directory / SETTINGS_FILE)
-        differing = [f"{k} {earlier.get(k)!r}, now {v!r}" for k, v in settings.items() if earlier.get(k) != v]
+        matter = [key for key in settings if key not in ("reward_model", "dataset", "split")]  # hashes say more
+        differing = [f"{k} {earlier.get(k)!r}, now {settings[k]!r}" for k in matter if earlier.get(k) != settings[k]]
         if differing:
             raise ValueError(
                 f"--output_dir {directory} holds scores made with other settings ({'; '.join(differing)}); name a new "

@@ -53,6 +53,13 @@ def test_lists_of_answers_keep_the_better_ones_first(file):
     assert item.subset == "chat"
 
 
+def test_rows_that_cannot_be_scored_are_said_to_be_left_out(file):
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    with pytest.warns(UserWarning, match="rows left out of the benchmark: 1 empty answer"):
+        items = read_pairs(file(pair, pair | {"rejected": " "}, pair | {"rejected": "a"}), "")
+    assert [item.answers for item in items] == [["a", "b"], ["a", "a"]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
