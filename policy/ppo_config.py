@@ -12,13 +12,14 @@ from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.macro_actions import ValueScheme
 from segrew.preferences import EMBEDDED_PAIRS
+from segrew.rule_flags import RuleSettings
+from segrew.segmentation import Rule
 
-ActionRule = Literal["token", "entropy", "ngram", "random_ngram", "perplexity", "response"]
-RewardRule = Literal["terminal", "response", "token", "entropy", "ngram", "random_ngram", "perplexity"]
+RewardRule = Literal["terminal", Rule]
 
 
 @dataclass
-class PPOConfig:
+class PPOConfig(RuleSettings):
     """PPO at any reward and action granularity."""
 
     # Models
@@ -53,11 +54,10 @@ class PPOConfig:
     reward_rule: RewardRule | None = arg(
         None, help="Where rewards are read; default the reward model's own rule. terminal: its score, at the end."
     )
-    action_rule: ActionRule = arg("token", help="Units that advantages are computed over.")
+    action_rule: Rule = arg("token", help="Units that advantages are computed over.")
     entropy_threshold: float | None = arg(
         None, help="Nats, for an entropy rule on either axis; default the reward model's."
     )
-    n: int = arg(5, help="Length of n-gram units on either axis.")
     normalizer: Mode | None = arg(
         None,
         help="Normalize unit rewards by location, by one mean and spread of all units (global) or of last units "
@@ -118,9 +118,10 @@ class PPOConfig:
         if not self.reward_model_path:
             raise ValueError("--reward_model_path is missing: name a directory made by `segrew train-rm`.")
         _ = self.sampling  # refuses its own bad values
+        self.rule_named(self.action_rule)
         positive = (
             "rollout_batch_size", "per_device_train_batch_size", "local_rollout_forward_batch_size", "num_ppo_epochs",
-            "num_mini_batches", "n", "max_prompt_length", "eval_steps", "eval_samples", "lora_r",
+            "num_mini_batches", "max_prompt_length", "eval_steps", "eval_samples", "lora_r",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) < 1:

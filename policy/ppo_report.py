@@ -28,7 +28,8 @@ def measure(
     """The metrics of one step, means over all processes.
 
     KL and entropy are means over tokens; `dense_sum` is a response's token rewards without the KL part, in total;
-    `l2` is the norm over a response's tokens, before whitening; `units` are those of the reward.
+    `l2` is the norm over a response's tokens, before whitening; `units` are those of the reward. Where a rule parses,
+    `parse_fallback_rate` is the share of responses that it could not be applied to.
     """
     mask = rollout.mask
     k1, k2, k3 = kl_estimates(rollout.logprobs, units.ref_logprobs)
@@ -50,6 +51,9 @@ def measure(
         "response/eos_rate": rollout.ended.float().mean(),
         **stats,
     }
+    unparsed = [cut.fallback for cut in (units.own, units.readings, units.actions) if cut.fallback is not None]
+    if unparsed:
+        values["units/parse_fallback_rate"] = torch.stack(unparsed).any(0).float().mean()
     names = sorted(values)
     means: Any = run.accelerator.reduce(torch.stack([values[n].float() for n in names]), reduction="mean")
     metrics = dict(zip(names, means.tolist(), strict=True))

@@ -35,13 +35,18 @@ class Axes:
         """Resolve both rules against the reward model.
 
         Raises:
-            ValueError: a rule lacks its threshold, or the normalizer is missing or was fitted for another rule.
+            ValueError: a rule lacks its threshold or its parser, a setting is given that no rule reads, or the
+                normalizer is missing or was fitted for another rule.
         """
         own = reward_model.segmentation
         terminal = config.reward_rule == "terminal"
         rewards = own if config.reward_rule in (None, "terminal") else _rule(config.reward_rule, config, own)
-        normalizer = None if terminal else _normalizer(config, reward_model, rewards)
-        return cls(rewards, terminal, _rule(config.action_rule, config, own), normalizer)
+        actions = _rule(config.action_rule, config, own)
+        of_flags = [rule for rule in (rewards, actions) if rule is not own]
+        config.refuse_unread(of_flags, {"entropy_threshold": "threshold"})
+        for rule in (rewards, actions):
+            rule.software()  # refuses what is not installed
+        return cls(rewards, terminal, actions, None if terminal else _normalizer(config, reward_model, rewards))
 
 
 def _rule(name: str, config: PPOConfig, own: SegmentationConfig) -> SegmentationConfig:
@@ -54,8 +59,8 @@ def _rule(name: str, config: PPOConfig, own: SegmentationConfig) -> Segmentation
                 f"an entropy rule needs a threshold, and the reward model (rule {own.label}) names none; pass "
                 "--entropy_threshold in nats (`segrew segment --target_length L` finds one)."
             )
-        return SegmentationConfig(rule="entropy", threshold=threshold)
-    return SegmentationConfig(rule=name, n=config.n)  # type: ignore[arg-type]
+        return config.rule_named("entropy", threshold=threshold)
+    return config.rule_named(name)
 
 
 def _normalizer(
@@ -131,12 +136,12 @@ def cut_units(rollout: Rollout, roles: Roles, axes: Axes, config: PPOConfig, gen
     other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
     if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
         logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
+    texts = roles.chat.response_texts(conversations.responses)
+    inputs: dict[str, Any] = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:
         if rule not in cuts:
-            cuts[rule] = segment(
-                rule, rollout.mask, entropy=entropy, logprobs=logprobs, ended=rollout.ended, generator=generator
-            )
+            cuts[rule] = segment(rule, rollout.mask, **inputs, ended=rollout.ended)
     readings = cuts[axes.rewards]
     return Units(
         ref_logprobs=ref_logprobs,

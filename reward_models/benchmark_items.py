@@ -12,6 +12,8 @@ from reward_models.segment_reward_model import ScoredResponse, SegmentRewardMode
 from segrew.chat import Message
 from segrew.language_models import Conversations, micro_batches
 from segrew.preferences import Fault, PreferencePair, encode_answers
+from segrew.segmentation import Segmentation
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,12 @@ def score_items(
     """Score every answer of every item; equal answers to one prompt get the same score."""
     encoded = encode_items(reward_model, items)
     scored: dict[int, ScoredResponse] = {}
+    cuts: list[Segmentation] = []
     for rows, part, texts in track(list(encoded.batches(batch_size)), description, disable=not description):
         segmentation, rewards = reward_model.segment_and_read(part)
+        cuts.append(segmentation)
         scored.update(zip(rows, reward_model.describe(segmentation, rewards, part, texts), strict=True))
+    warn_of_fallbacks(cuts)
     return [
         ScoredItem(item, [scored[row] for row in rows], truncated)
         for item, rows, truncated in zip(items, encoded.rows, encoded.truncated, strict=True)

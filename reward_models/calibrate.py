@@ -18,6 +18,7 @@ from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardMod
 from segrew.config import arg, parse
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 from segrew.run_directory import write_json
+from segrew.text_rules import warn_of_fallbacks
 
 CALIBRATION_FILE = "calibration.json"
 _LOCATION_LABELS = {"unit": "location p = unit / units", "token": "location p = share of tokens"}
@@ -58,6 +59,7 @@ def calibrate(config: CalibrationConfig, console: Console | None = None) -> Loca
         pairs = random.Random(config.seed).sample(pairs, config.max_pairs)
     rows = config.per_device_eval_batch_size
     data = segment_for(reward_model, pairs, batch_size=rows, description="Cutting answers")
+    warn_of_fallbacks([data.segmentation])
     unit_mask = data.segmentation.unit_mask
     rewards = unit_rewards_of(reward_model, data, batch_size=rows, description="Reading rewards")
     normalizer = LocationNormalizer(

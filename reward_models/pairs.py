@@ -95,6 +95,7 @@ def segment_pairs(
         conversations.mask,
         entropy=features.entropy if features else None,
         logprobs=features.logprobs if features else None,
+        texts=chat.response_texts(conversations.responses),
         ended=conversations.ended,
     )
     return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule)

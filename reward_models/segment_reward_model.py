@@ -29,6 +29,7 @@ from segrew.language_models import (
 from segrew.preferences import encode_answers
 from segrew.run_directory import read_json, versions, write_json
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, read_columns, segment
+from segrew.text_rules import warn_of_fallbacks
 
 CARD_FILE = "segrew.json"
 NORMALIZER_FILE = "normalizer.json"
@@ -279,7 +280,13 @@ class SegmentRewardModel:
         if states is None:
             states = response_states(self.model, conversations).at
         segmentation = segment(
-            self.segmentation, mask, entropy=entropy, logprobs=logprobs, ended=ended, generator=generator
+            self.segmentation,
+            mask,
+            entropy=entropy,
+            logprobs=logprobs,
+            texts=self.chat.response_texts(conversations.responses),
+            ended=ended,
+            generator=generator,
         )
         return segmentation, self._read(states, conversations, segmentation)
 
@@ -311,12 +318,15 @@ class SegmentRewardModel:
         ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
         conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
+        cuts: list[Segmentation] = []
         batches = list(micro_batches(conversations, batch_size))
         for batch in track(batches, description, disable=not description):
             part = conversations.select(batch)
             segmentation, rewards = self.segment_and_read(part)
+            cuts.append(segmentation)
             texts = [responses[i] for i in batch]
             scored.update(zip(batch, self.describe(segmentation, rewards, part, texts), strict=True))
+        warn_of_fallbacks(cuts)
         return [scored[i] for i in range(len(rows))]
 
     def describe(

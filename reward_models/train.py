@@ -30,12 +30,14 @@ from segrew.language_models import (
 )
 from segrew.metrics import wilson_interval
 from segrew.preferences import EMBEDDED_PAIRS, EncodedPair, load_preferences, longer_wins
+from segrew.rule_flags import RuleFlags
 from segrew.run_directory import RunDirectory
-from segrew.segmentation import Segmentation, SegmentationConfig, read_columns
+from segrew.segmentation import Segmentation, read_columns
+from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass
-class RewardModelConfig:
+class RewardModelConfig(RuleFlags):
     """What the reward model is: base, data, rule, aggregator, and which weights learn."""
 
     model_name_or_path: str = arg(EMBEDDED_MODEL, help="Causal model to start from; it also cuts the responses.")
@@ -44,11 +46,6 @@ class RewardModelConfig:
     dataset_test_split: str | None = arg("test", help="Split to evaluate on; null for none.")
     eval_dataset_name: str | None = arg(None, help="Pairs to evaluate on, if not a split of --dataset_name.")
     chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
-    rule: Literal["entropy", "token", "response", "ngram", "perplexity"] = arg("entropy", help="Where units end.")
-    threshold: float | None = arg(None, help="Entropy (nats) above which a token opens a unit.")
-    quantile: float | None = arg(None, help="The threshold as a quantile of the model's own entropy (default 0.8).")
-    target_length: float | None = arg(None, help="The threshold that gives units of this mean length, in tokens.")
-    n: int = arg(5, help="Tokens a unit, for the n-gram rule.")
     read_position: Literal["end", "content"] = arg("end", help="Read the last unit at the stop token, or before it.")
     aggregator: Literal["mean", "sum", "softmax", "softmin", "log_mean_exp", "softmax_weighted"] = arg(
         "mean", help="How unit rewards become the score."
@@ -67,7 +64,12 @@ class RewardModelConfig:
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
-        self.segmentation()  # refuses its own bad values
+        rule = self.segmentation()  # refuses its own bad values
+        if "generator" in rule.reads:
+            raise ValueError(
+                f"--rule {self.rule}: draws other units each time, and a reward model is read at the same ones always; "
+                "it is for --action_rule of `segrew ppo`."
+            )
         if self.temperature <= 0:
             raise ValueError(f"--temperature {self.temperature}: must be positive.")
         if self.max_length < 8:
@@ -76,16 +78,6 @@ class RewardModelConfig:
             raise ValueError(f"--head_penalty {self.head_penalty}: must not be negative.")
         if self.lora_r < 1:
             raise ValueError(f"--lora_r {self.lora_r}: must be at least 1.")
-
-    def segmentation(self) -> SegmentationConfig:
-        """Return the rule; its threshold is resolved on the training pairs."""
-        return SegmentationConfig(
-            rule=self.rule,
-            threshold=self.threshold,
-            quantile=self.quantile,
-            target_length=self.target_length,
-            n=self.n,
-        )
 
 
 @dataclass
@@ -261,6 +253,7 @@ def _prepare(
     test = None
     if test_pairs:
         test = segment_pairs(test_pairs, chat, train.rule, segmenter, description=f"{label} test ", **shared)
+    warn_of_fallbacks(data.segmentation for data in (train, test) if data is not None)
     lengths = train.segmentation.lengths[train.segmentation.unit_mask].float()
     console.print(
         f"Rule {train.rule.label}: {train.segmentation.counts.float().mean():.1f} units a response, "

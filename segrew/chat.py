@@ -6,12 +6,18 @@ even where a merge would cross it, and a response sampled by the policy is score
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from segrew.response_text import ResponseText
+
 Message = dict[str, str]
+
+_BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
 
 NAMED_TEMPLATES = {
     "raw": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
@@ -105,6 +111,59 @@ class ChatFormat:
         """Return the text of response ids, without stop or other special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        """What each token adds to a text, as far as tokens have been met."""
+        return {}
+
+    @cached_property
+    def _anchor(self) -> tuple[list[int], int]:
+        """Ids of some text and its length: decoders may drop the space of a token that stands first."""
+        ids = self._encode("a")
+        return ids, len(self.decode(ids))
+
+    def _added(self, ids: list[int]) -> str:
+        before, length = self._anchor
+        return self.decode([*before, *ids])[length:]
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._added([token])
+        return self._pieces[token]
+
+    def _growing(self, ids: list[int]) -> Iterator[list[str]]:
+        """Yield the texts of growing prefixes of each run of tokens that only together are whole characters."""
+        run: list[int] = []
+        prefixes: list[str] = []
+        for j, token in enumerate(ids):
+            piece = self._piece(token) if j else self.decode([token])
+            if _BROKEN in piece:
+                run.append(token)
+                prefixes.append(self._added(run))
+            if run and (_BROKEN not in piece or _BROKEN not in prefixes[-1]):
+                yield prefixes
+                run, prefixes = [], []
+            if _BROKEN not in piece:
+                yield [piece]
+        if run:
+            yield prefixes
+
+    def response_text(self, ids: list[int]) -> ResponseText:
+        """Return the text of response ids with the characters of each token; the ids may be any that were sampled."""
+        text, runs = self.decode(ids), list(self._growing(ids))
+        if "".join(run[-1] for run in runs) != text:  # a decoder whose texts do not add up
+            runs = [[self.decode(ids[: j + 1]) for j in range(len(ids))]]
+        spans: list[tuple[int, int]] = []
+        built = 0
+        for prefixes in runs:
+            spans += [(built + start, built + end) for start, end in _covered(prefixes)]
+            built += len(prefixes[-1])
+        return ResponseText(text, spans)
+
+    def response_texts(self, responses: Sequence[list[int]]) -> "ResponseTexts":
+        """Return the text of each response."""
+        return ResponseTexts(self, responses)
+
     def cut_text(self, ids: list[int], ends: list[int], text: str | None = None) -> list[tuple[int, int]]:
         """Map units, given by their last token (inclusive), to character offsets that tile the response.
 
@@ -117,16 +176,42 @@ class ChatFormat:
             offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
             places = [offsets[end][1] if end < len(offsets) else len(text) for end in ends[:-1]]
         else:
-            text = self.decode(ids)
-            prefixes = [self.decode(ids[: end + 1]) for end in ends[:-1]]
-            # A prefix that ends in an incomplete character decodes to replacement marks.
-            places = [
-                len(prefix) if text.startswith(prefix) else len(prefix.rstrip("\ufffd")) + 1 for prefix in prefixes
-            ]
+            decoded = self.response_text(ids)
+            text, places = decoded.text, [decoded.spans[end][1] for end in ends[:-1]]
         cuts = [0]
         for place in places:
             cuts.append(max(cuts[-1], min(place, len(text))))
         return list(zip(cuts, [*cuts[1:], len(text)], strict=True))
+
+
+@dataclass(frozen=True)
+class ResponseTexts(Sequence[ResponseText]):
+    """Texts of responses, made each time they are asked for: spans take far more memory than ids."""
+
+    chat: ChatFormat
+    responses: Sequence[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def __getitem__(self, row: Any) -> Any:
+        return self.chat.response_text(self.responses[row])
+
+
+def _covered(prefixes: list[str]) -> list[tuple[int, int]]:
+    """Characters [start, end) of each token, from the texts of growing prefixes.
+
+    What a prefix has and the whole has not is a replacement mark for a character that a later token ends; a token
+    that adds nothing to such a mark is part of what it stands for.
+    """
+    whole, spans, end, unfinished = prefixes[-1], [], 0, False
+    for before, prefix in pairwise(["", *prefixes]):
+        start = end - (unfinished or (before == prefix and prefix.endswith(_BROKEN)))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, whole, strict=False)))
+        unfinished = same < len(prefix) and same < len(whole)
+        end = max(end, same + unfinished)
+        spans.append((start, end))
+    return spans
 
 
 def _stop_token_of_template(tokenizer: Any) -> int:

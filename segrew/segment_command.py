@@ -1,89 +1,97 @@
-"""Cut responses into units and show what a threshold does (`segrew segment`)."""
+"""Cut responses into units and show how long they are (`segrew segment`)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.language_models import Conversations, load_causal_lm, load_tokenizer
-from segrew.preferences import EMBEDDED_PAIRS, load_preferences
+from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
+from segrew.rule_flags import RuleFlags
 from segrew.run_directory import RunDirectory, write_jsonl
-from segrew.segmentation import SegmentationConfig, segment
-from segrew.segmenter import response_features
-
-_QUANTILES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+from segrew.segmentation import Segmentation, segment
+from segrew.segmenter import ResponseFeatures, response_features
+from segrew.text_rules import warn_of_fallbacks
+from segrew.unit_lengths import UnitLengths, length_table, over_thresholds, plot_lengths
 
 
 @dataclass
-class SegmentConfig:
+class SegmentConfig(RuleFlags):
     """Which model cuts which responses, and how."""
 
-    model_name_or_path: str = arg(EMBEDDED_MODEL, help="Frozen causal model whose entropies cut the responses.")
+    model_name_or_path: str = arg(
+        EMBEDDED_MODEL, help="Frozen causal model whose entropies cut the responses; other rules use its tokenizer."
+    )
     dataset_name: str = arg(EMBEDDED_PAIRS, help="Preference pairs whose answers are cut.")
     dataset_split: str = arg("test", help="Split of it.")
     chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
-    rule: Literal["entropy", "token", "response", "ngram", "perplexity"] = arg("entropy", help="Where units end.")
-    threshold: float | None = arg(None, help="Entropy (nats) above which a token opens a unit.")
-    quantile: float | None = arg(None, help="The threshold as a quantile of the model's own entropy (default 0.8).")
-    target_length: float | None = arg(None, help="The threshold that gives units of this mean length, in tokens.")
-    n: int = arg(5, help="Tokens a unit, for the n-gram rule.")
     max_pairs: int | None = arg(None, help="Use only the first pairs.")
     per_device_eval_batch_size: int = arg(16, help="Responses at a time.")
-    output_dir: str = arg("runs/segments", help="Where segments.jsonl goes.")
+    seed: int = arg(0, help="Of the rule random_ngram.")
+    output_dir: str = arg("runs/segments", help="Where segments.jsonl and lengths.svg go.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
+
+    def __post_init__(self) -> None:
+        self.segmentation().software()  # refuses what is wrong or not installed
 
 
 def main(argv: list[str]) -> None:
     """Run `segrew segment`."""
     (config,) = parse("segment", (SegmentConfig,), argv)
-    console = Console()
-    rule = SegmentationConfig(
-        rule=config.rule,
-        threshold=config.threshold,
-        quantile=config.quantile,
-        target_length=config.target_length,
-        n=config.n,
-    )
+    console, rule = Console(), config.segmentation()
     pairs = load_preferences(config.dataset_name, config.dataset_split).pairs[: config.max_pairs]
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
-    model = load_causal_lm(config.model_name_or_path)
+    model = load_causal_lm(config.model_name_or_path) if rule.needs_model else None
     run = RunDirectory.create(
         config.output_dir, command="segment", config=to_dict(config), overwrite=config.overwrite_output_dir
     )
-    texts = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
-    prompts = [chat.prompt_ids(pair.prompt) for pair in pairs for _ in range(2)]
-    responses = [chat.response_ids(text) for text in texts]
-    conversations = Conversations(prompts, responses, torch.ones(len(texts), dtype=torch.bool))
-    features = response_features(
-        model,
-        conversations,
-        batch_size=config.per_device_eval_batch_size,
-        description="Reading entropies",
-    )
-    mask, ended = conversations.mask, conversations.ended
-    rule = rule.resolve(features.entropy, mask)
-    cut = segment(rule, mask, entropy=features.entropy, logprobs=features.logprobs, ended=ended)
-    rows = []
-    for b, text in enumerate(texts):
-        ends = cut.ends[b, : int(cut.counts[b])].tolist()
-        offsets = chat.cut_text(responses[b], ends, text)
-        units = [{"text": text[start:stop], "start": start, "end": stop} for start, stop in offsets]
-        entropy = [round(value, 4) for value in features.entropy[b, : len(responses[b])].tolist()]
-        rows.append({"id": pairs[b // 2].id, "side": ("chosen", "rejected")[b % 2], "units": units, "entropy": entropy})
-    write_jsonl(run.path / "segments.jsonl", rows)
+    conversations = _conversations(pairs, chat)
+    mask, ended, texts = conversations.mask, conversations.ended, chat.response_texts(conversations.responses)
+    inputs: dict[str, Any] = {"generator": torch.Generator().manual_seed(config.seed)}
+    features = None
+    if model is not None:
+        rows = config.per_device_eval_batch_size
+        features = response_features(model, conversations, batch_size=rows, description="Reading entropies")
+        inputs |= {"entropy": features.entropy, "logprobs": features.logprobs}
+        rule = rule.resolve(features.entropy, mask)
+    cut = segment(rule, mask, texts=texts, ended=ended, **inputs)
+    warn_of_fallbacks([cut])
+    write_jsonl(run.path / "segments.jsonl", _rows(pairs, chat, conversations, cut, features))
     run.write_json("segmentation.json", rule.to_dict())
-    lengths = cut.lengths[cut.unit_mask].float()
-    console.print(f"{rule.label}: {len(lengths)} units, {lengths.mean():.2f} tokens each, {len(texts)} responses")
-    table = Table("quantile", "threshold (nats)", "tokens a unit", title="Other thresholds, from the same pass")
-    for quantile in _QUANTILES:
-        other = SegmentationConfig(quantile=quantile).resolve(features.entropy, mask)
-        cut = segment(other, mask, entropy=features.entropy, ended=ended)
-        length = cut.lengths[cut.unit_mask].float().mean()
-        table.add_row(f"{quantile:.2f}", f"{other.threshold:.3f}", f"{length:.2f}")
-    console.print(table)
-    console.print(f"Units written to {run.path / 'segments.jsonl'}")
+    chosen, others = UnitLengths.of(rule, cut), []
+    if features is not None and rule.rule == "entropy":
+        others = over_thresholds(features.entropy, mask, ended, texts)
+    plot_lengths(cut, chosen, others, run.path / "lengths.svg")
+    console.print(f"{rule.label}: {int(cut.counts.sum())} units, {chosen.mean:.2f} tokens each, {len(texts)} responses")
+    console.print(length_table(chosen, others))
+    console.print(f"Units written to {run.path / 'segments.jsonl'}, their lengths drawn in lengths.svg")
+
+
+def _conversations(pairs: list[PreferencePair], chat: ChatFormat) -> Conversations:
+    prompts = [chat.prompt_ids(pair.prompt) for pair in pairs for _ in range(2)]
+    responses = [chat.response_ids(text) for pair in pairs for text in (pair.chosen, pair.rejected)]
+    return Conversations(prompts, responses, torch.ones(len(responses), dtype=torch.bool))
+
+
+def _rows(
+    pairs: list[PreferencePair],
+    chat: ChatFormat,
+    conversations: Conversations,
+    cut: Segmentation,
+    features: ResponseFeatures | None,
+) -> list[dict[str, Any]]:
+    rows = []
+    for b, ids in enumerate(conversations.responses):
+        side = ("chosen", "rejected")[b % 2]
+        text = getattr(pairs[b // 2], side)
+        offsets = chat.cut_text(ids, cut.ends[b, : int(cut.counts[b])].tolist(), text)
+        units = [{"text": text[start:stop], "start": start, "end": stop} for start, stop in offsets]
+        row = {"id": pairs[b // 2].id, "side": side, "units": units}
+        if features is not None:
+            row["entropy"] = [round(value, 4) for value in features.entropy[b, : len(ids)].tolist()]
+        rows.append(row)
+    return rows

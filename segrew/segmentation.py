@@ -10,145 +10,57 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from segrew.masking import full_precision
-from segrew.units import Segmentation, partition, response_index
+from segrew.response_text import ResponseText
+from segrew.unit_rules import (
+    ReadPosition,
+    WhenExhausted,
+    join_stop,
+    read_columns,
+    segment_by_boundaries,
+    segment_by_entropy,
+    segment_by_ngram,
+    segment_by_perplexity,
+    segment_by_random_ngram,
+    segment_by_response,
+    segment_by_spans,
+    segment_by_token,
+    whole_characters,
+)
+from segrew.units import Segmentation, response_index
 
-Rule = Literal["entropy", "token", "response", "ngram", "random_ngram", "perplexity"]
-WhenExhausted = Literal["remainder", "reshuffle"]
-ReadPosition = Literal["end", "content"]
+__all__ = [
+    "RULES", "ReadPosition", "Rule", "Segmentation", "SegmentationConfig", "WhenExhausted", "join_stop",
+    "read_columns", "segment", "segment_by_boundaries", "segment_by_entropy", "segment_by_ngram",
+    "segment_by_perplexity", "segment_by_random_ngram", "segment_by_response", "segment_by_spans",
+    "segment_by_token", "whole_characters",
+]  # fmt: skip
 
-
-def segment_by_entropy(
-    entropy: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"], *, threshold: float | int
-) -> Segmentation:
-    """Token y_j opens a unit iff H_j > threshold, with H_j the entropy that produced it (2501.02790, 3.2)."""
-    return partition(full_precision(entropy) > threshold, mask)
-
-
-def segment_by_token(mask: Bool[Tensor, "b t"]) -> Segmentation:
-    """Every token is a unit."""
-    return partition(mask, mask)
-
-
-def segment_by_response(mask: Bool[Tensor, "b t"]) -> Segmentation:
-    """The whole response is one unit."""
-    return partition(torch.zeros_like(mask), mask, bound=1)
-
-
-def segment_by_ngram(mask: Bool[Tensor, "b t"], n: int | Int[Tensor, " b"] | None) -> Segmentation:
-    """Every n tokens are a unit, the last one may be shorter; None takes the whole response."""
-    if n is None:
-        return segment_by_response(mask)
-    if isinstance(n, Tensor):
-        return partition(response_index(mask) % n.clamp(min=1)[:, None] == 0, mask)
-    if n < 1:
-        raise ValueError(f"n {n} must be at least 1; None makes the whole response one unit")
-    return partition(response_index(mask) % n == 0, mask, bound=-(-mask.shape[1] // n))
-
-
-def segment_by_random_ngram(
-    mask: Bool[Tensor, "b t"],
-    *,
-    lengths: Sequence[int] = (2, 3, 5, 10),
-    repeats: int = 3,
-    when_exhausted: WhenExhausted = "remainder",
-    generator: torch.Generator,
-) -> Segmentation:
-    """Unit lengths are `lengths` × `repeats` in a random order of each row's own (2410.02743, appendix B.4).
-
-    When they are used up, `remainder` makes the rest one unit and `reshuffle` deals the lengths again.
-    """
-    if not lengths or min(lengths) < 1 or repeats < 1:
-        raise ValueError(f"lengths {tuple(lengths)} and repeats {repeats} must be at least 1")
-    rows, width = mask.shape
-    deck = torch.tensor(tuple(lengths) * repeats)
-    rounds = 1 if when_exhausted == "remainder" else max(1, -(-width // (sum(lengths) * repeats)))
-    # Rounds come first, so that a wider batch draws the same numbers for its first rounds.
-    draws = torch.rand(rounds, rows, len(deck), generator=generator, device=generator.device)
-    return _segment_by_deal(deck.to(mask.device), draws.to(mask.device), mask)
-
-
-def _segment_by_deal(deck: Tensor, draws: Tensor, mask: Tensor) -> Segmentation:
-    dealt = deck[draws.argsort(-1)].transpose(0, 1).flatten(1)
-    unit = torch.searchsorted(dealt.cumsum(1), response_index(mask), right=True)
-    return partition(unit != pad(unit, (1, 0))[:, :-1], mask)
-
-
-def segment_by_perplexity(logprobs: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Segmentation:
-    """Token y_j opens a unit iff its NLL exceeds the mean NLL of the running unit (2410.02743, 3.2)."""
-    # In float64 sums of float32 values are exact, so equal NLLs never look like a rise.
-    wide = torch.float32 if logprobs.device.type == "mps" else torch.float64
-    nll = -logprobs.to(wide).masked_fill(~mask, 0.0)
-    total, count = nll.new_zeros(len(nll)), nll.new_zeros(len(nll))
-    opens = torch.zeros_like(mask)
-    for column in range(mask.shape[1]):
-        now, real = nll[:, column], mask[:, column]
-        opened = now * count > total
-        total = torch.where(opened, now, total + now)
-        count = torch.where(opened, 1.0, count + real)
-        opens[:, column] = opened
-    return partition(opens, mask)
-
-
-def segment_by_boundaries(opens: Bool[Tensor, "b t"] | Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Segmentation:
-    """Token y_j opens a unit iff opens[j], or its probability of doing so is above 0.5."""
-    return partition(opens if opens.dtype == torch.bool else opens > 0.5, mask)
-
-
-def segment_by_spans(spans: Sequence[Sequence[tuple[int, int]]], mask: Bool[Tensor, "b t"]) -> Segmentation:
-    """Each span (start, end) of response tokens, end exclusive, opens a unit at its start.
-
-    Offsets count from the response's first token. Tokens between spans join the unit before them.
-    """
-    if len(spans) != mask.shape[0]:
-        raise ValueError(f"{len(spans)} rows of spans for {mask.shape[0]} rows of tokens")
-    for row, (of_row, length) in enumerate(zip(spans, mask.sum(1).tolist(), strict=True)):
-        edges = [0, *(offset for span in of_row for offset in span), length]
-        if edges != sorted(edges) or any(start == end for start, end in of_row):
-            raise ValueError(f"spans of row {row} must be non-empty, rising and within its {length} tokens")
-    cells = [(row, start) for row, of_row in enumerate(spans) for start, _ in of_row]
-    opens = torch.zeros(mask.shape, dtype=torch.bool)
-    if cells:
-        opens[tuple(torch.tensor(cells).T)] = True
-    return partition(opens.to(mask.device).gather(1, response_index(mask).clamp(min=0)), mask)
-
-
-def join_stop(segmentation: Segmentation, ended: Bool[Tensor, " b"]) -> Segmentation:
-    """Merge the stop token of rows that `ended` into the unit before it; a one-token row keeps it."""
-    final = segmentation.ids == segmentation.counts[:, None] - 1
-    alone = ended & (final.sum(1) == 1) & (segmentation.counts > 1)
-    return Segmentation(segmentation.ids - (final & alone[:, None]).long(), bound=segmentation.size)
-
-
-def read_columns(
-    segmentation: Segmentation, ended: Bool[Tensor, " b"], read_position: ReadPosition = "end"
-) -> Int64[Tensor, "b s"]:
-    """Column each unit is read at: its last token, or with `content` the token before the stop token.
-
-    Only the last unit of a row that `ended` holds a stop token; a unit of one token is read at it.
-    """
-    if read_position == "end":
-        return segmentation.ends
-    order = torch.arange(segmentation.size, device=segmentation.ids.device)
-    holds_stop = ended[:, None] & (order == segmentation.counts[:, None] - 1)
-    return segmentation.ends - (holds_stop & (segmentation.lengths > 1)).long()
+Rule = Literal[
+    "entropy", "token", "response", "ngram", "random_ngram", "perplexity", "sentence", "constituency", "python_ast"
+]
 
 
 # A rule reads what its parameters name: `mask`, an input of `segment` or a field of `SegmentationConfig`.
-RULES: dict[str, Callable[..., Segmentation]] = {
+# One that needs more than tensors is named by "module:function" and imported when it is used.
+RULES: dict[str, Callable[..., Segmentation] | str] = {
     "entropy": segment_by_entropy,
     "token": segment_by_token,
     "response": segment_by_response,
     "ngram": segment_by_ngram,
     "random_ngram": segment_by_random_ngram,
     "perplexity": segment_by_perplexity,
+    "sentence": "segrew.text_rules:segment_by_sentence",
+    "constituency": "segrew.text_rules:segment_by_constituency",
+    "python_ast": "segrew.text_rules:segment_by_python_ast",
 }
 
 
@@ -164,6 +76,10 @@ class SegmentationConfig:
         resolved: `threshold` came out of `quantile` or `target_length`, which stay as its provenance.
         n: ngram rule, tokens of a unit; None takes the whole response.
         lengths, repeats, when_exhausted: random n-gram rule.
+        language: sentence rule and the prose of the python_ast rule, an ISO 639 code.
+        max_phrase_words: constituency rule, the most words of a phrase (C of 2410.02743).
+        parser: constituency rule, name or path of a spaCy pipeline.
+        max_code_tokens: python_ast rule, the most tokens of a statement or expression.
     """
 
     rule: Rule = "entropy"
@@ -175,6 +91,10 @@ class SegmentationConfig:
     lengths: tuple[int, ...] = (2, 3, 5, 10)
     repeats: int = 3
     when_exhausted: WhenExhausted = "remainder"
+    language: str = "en"
+    max_phrase_words: int = 5
+    parser: str = "en_core_web_sm"
+    max_code_tokens: int = 10
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -200,19 +120,27 @@ class SegmentationConfig:
             raise ValueError(f"n {self.n} must be at least 1; None makes the whole response one unit")
         if not self.lengths or min(self.lengths) < 1 or self.repeats < 1:
             raise ValueError(f"lengths {self.lengths} and repeats {self.repeats} must be at least 1")
+        for name in ("max_phrase_words", "max_code_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+
+    @property
+    def reads(self) -> set[str]:
+        """What the rule reads: inputs of `segment` and names of settings."""
+        return set(inspect.signature(_load(RULES[self.rule])).parameters) - {"mask"}
 
     @property
     def needs_model(self) -> bool:
         """Whether the rule reads the segmenter's entropies or log-probabilities."""
-        return bool(_reads(self.rule) & {"entropy", "logprobs"})
+        return bool(self.reads & {"entropy", "logprobs"})
 
     @property
     def label(self) -> str:
         """The rule in a few characters, such as entropy>1.75 or ngram-5."""
-        if self.rule == "ngram":
-            return "ngram" if self.n is None else f"ngram-{self.n}"
         if self.rule != "entropy":
-            return self.rule
+            sizes = {"ngram": self.n, "constituency": self.max_phrase_words, "python_ast": self.max_code_tokens}
+            size = sizes.get(self.rule)
+            return self.rule if size is None else f"{self.rule}-{size}"
         if self.threshold is not None:
             return f"entropy>{self.threshold:g}"
         if self.quantile is not None:
@@ -252,14 +180,22 @@ class SegmentationConfig:
             raise ValueError(f"unknown segmentation settings {', '.join(unknown)}: written by another version?")
         return cls(**{**settings, "lengths": tuple(settings.get("lengths", cls.lengths))})
 
+    def software(self) -> dict[str, str]:
+        """Name what else decides the cuts of a rule that reads text, with versions; {} for other rules.
+
+        Raises:
+            ValueError: it is not installed.
+        """
+        return _load("segrew.text_rules:software_of")(self) if "texts" in self.reads else {}
+
     def fingerprint(self, *, segmenter: str, tokenizer: str, read_position: str) -> str:
         """Identify where units end and are read: rewards of two different fingerprints do not compare.
 
         Covers the rule, the settings it reads, the tokenizer and the read position, and the segmenter where
-        the rule reads its entropies or log-probabilities.
+        the rule reads its entropies or log-probabilities, or the splitter or parser where it reads text.
         """
-        reads = _reads(self.rule)
-        settings = {name: value for name, value in self.to_dict().items() if name in reads}
+        reads = self.reads
+        settings = {name: value for name, value in self.to_dict().items() if name in reads} | self.software()
         if self.rule == "entropy" and self.threshold is None:
             raise ValueError("an entropy rule has a fingerprint once its threshold is known: call resolve first")
         identity = {"rule": self.rule, **settings, "tokenizer": tokenizer, "read_position": read_position}
@@ -268,8 +204,11 @@ class SegmentationConfig:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _reads(rule: str) -> set[str]:
-    return set(inspect.signature(RULES[rule]).parameters) - {"mask"}
+def _load(function: Callable[..., Any] | str) -> Callable[..., Any]:
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.partition(":")
+    return getattr(import_module(module), name)
 
 
 def segment(
@@ -278,16 +217,27 @@ def segment(
     *,
     entropy: Float[Tensor, "b t"] | None = None,
     logprobs: Float[Tensor, "b t"] | None = None,
+    texts: Sequence[ResponseText] | None = None,
     ended: Bool[Tensor, " b"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Segmentation:
-    """Cut responses by a configured rule; the stop token of rows that `ended` joins the unit before it."""
-    inputs = {"entropy": entropy, "logprobs": logprobs, "generator": generator}
-    arguments = {name: inputs[name] if name in inputs else getattr(config, name) for name in _reads(config.rule)}
+    """Cut responses by a configured rule; no unit but a token begins inside a character.
+
+    The stop token of rows that `ended` joins the unit before it.
+
+    Args:
+        texts: of the responses. A rule of tensors can do without where every token is of whole characters.
+    """
+    inputs = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
+    arguments = {name: inputs[name] if name in inputs else getattr(config, name) for name in config.reads}
     for name in arguments:
         if name in inputs and inputs[name] is None:
             raise ValueError(f"segmentation rule {config.rule!r} needs {name}; pass {name}=…")
     if config.rule == "entropy" and config.threshold is None:
         raise ValueError(f"{config.label} has no threshold in nats yet: call resolve on the segmenter's entropies")
-    cut = RULES[config.rule](mask=mask, **arguments)
+    cut = _load(RULES[config.rule])(mask=mask, **arguments)
+    if texts is not None and config.rule != "token" and cut.size > 1:
+        rows = [torch.tensor(text.continues, dtype=torch.bool) for text in texts]
+        continues = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        cut = whole_characters(cut, pad(continues, (0, mask.shape[1] - continues.shape[1])))
     return cut if ended is None else join_stop(cut, ended)

@@ -35,10 +35,13 @@ class Segmentation:
         ids: unit of each token, 0, 1, … in order, −1 outside the response.
         bound: at least the units of the fullest row, vouched for by the caller. None checks `ids` and counts,
             which waits for the device once.
+        fallback: rows that a parsing rule could not be applied to, where every token is a unit; None for a rule
+            that always can.
     """
 
     ids: Int64[Tensor, "b t"]
     bound: int | None = None
+    fallback: Bool[Tensor, " b"] | None = None
 
     def __post_init__(self) -> None:
         if self.bound is None:
@@ -123,11 +126,13 @@ class Segmentation:
 
     def select(self, rows: Int64[Tensor, " r"]) -> "Segmentation":
         """Take some rows."""
-        return Segmentation(self.ids[rows], bound=self.bound)
+        return Segmentation(self.ids[rows], self.bound, None if self.fallback is None else self.fallback[rows])
 
     def to(self, device: torch.device | str) -> "Segmentation":
         """Move to a device."""
-        return Segmentation(self.ids.to(device), bound=self.bound)
+        return Segmentation(
+            self.ids.to(device), self.bound, None if self.fallback is None else self.fallback.to(device)
+        )
 
     @_once
     def _columns(self) -> Int64[Tensor, "1 t"]:

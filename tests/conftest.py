@@ -23,6 +23,8 @@ from segrew.preferences import everyday_pairs
 from segrew.tiny_model import make_tiny_model
 
 torch.set_num_threads(1)
+# Tolerances are float32's, on processors with bfloat16 units too; tests of bfloat16 ask for it.
+torch.cpu._is_avx512_bf16_supported = lambda: False
 # transformers' own defaults (eval_delay: float = 0) break its annotations, so this class goes unchecked.
 RewardTrainingArguments.__init__ = inspect.unwrap(RewardTrainingArguments.__init__)
 
@@ -83,6 +85,24 @@ def tiny_dir(tmp_path_factory) -> Path:
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
     model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def parser_dir(tmp_path_factory) -> Path:
+    """A spaCy pipeline whose parse is made up: four words, less at the end, each depending on the one before."""
+    spacy = pytest.importorskip("spacy")
+
+    @spacy.Language.component("chains_of_four")
+    def chains_of_four(document):
+        for word in document:
+            word.head, word.dep_ = (document[word.i - 1], "dep") if word.i % 4 else (word, "ROOT")
+        return document
+
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("chains_of_four")
+    path = tmp_path_factory.mktemp("parser")
+    pipeline.to_disk(path)
     return path
 
 

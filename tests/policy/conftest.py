@@ -96,6 +96,7 @@ def reward_dirs(tmp_path_factory, policy_dir) -> dict[str, Path]:
         "entropy": SegmentationConfig(rule="entropy", threshold=5.2),
         "response": SegmentationConfig(rule="response"),
         "token": SegmentationConfig(rule="token"),
+        "sentence": SegmentationConfig(rule="sentence"),
     }
     return {
         name: make_reward_model(tmp_path_factory.mktemp(f"reward_{name}"), policy_dir, rule)

@@ -65,6 +65,9 @@ GRID = [
     ("entropy", None, "random_ngram", {"lambda_scale": "token", "loss_reduction": "unit"}),
     ("entropy", None, "perplexity", {"temperature": 0.8, "loss_reduction": "sequence"}),
     ("response", "token", "response", {"normalizer": "none", "interpolation": "last"}),
+    ("sentence", None, "sentence", {"total_steps": 2}),  # sentence-level PPO, and sentences acting
+    ("entropy", "terminal", "python_ast", {"max_code_tokens": 4}),
+    ("entropy", "python_ast", "sentence", {"normalizer": "none"}),
 ]
 
 
@@ -82,8 +85,19 @@ def test_every_cell_of_the_grid_runs_through_one_loop(settings, reward, reward_r
     assert rows[0]["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
     assert rows[0]["policy/clip_fraction"] == 0.0
     assert rows[1]["kl/k2"] > 0
+    if {"sentence", "python_ast"} & {reward, reward_rule}:  # random bytes have a line break or a full stop now and then
+        return
     single = reward_rule == "terminal" or (reward_rule is None and reward == "response")
     assert (rows[0]["units/count"] == 1) == single
+
+
+@pytest.mark.parametrize("reward_rule", ["terminal", "constituency"])
+def test_a_parsing_rule_reports_how_often_it_could_not_parse(settings, parser_dir, reward_rule):
+    rules = {"reward_rule": reward_rule, "action_rule": "constituency", "normalizer": "none"}
+    path = train_policy(settings(**rules, parser=str(parser_dir), max_phrase_words=2, total_steps=1))
+    (row,) = lines(path, "metrics.jsonl")
+    assert set(row) == METRICS | {"units/parse_fallback_rate"}
+    assert row["units/parse_fallback_rate"] == 0.0  # every byte is a token, so no word begins inside one
 
 
 def test_b26_policy_equal_to_reference_has_kl_zero_and_ratio_one_for_any_batching(settings):
@@ -279,6 +293,11 @@ def test_b22_one_token_answers_and_batches_of_one_stay_finite(settings):
     assert all(math.isfinite(value) for row in rows for value in row.values())
     weights = load_file(path / "model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_bfloat16_starts_on_policy(settings):
+    row = lines(train_policy(settings(total_steps=1, bf16=True)), "metrics.jsonl")[0]
+    assert row["kl/k1"] == pytest.approx(0, abs=1e-3) and row["policy/ratio_max"] == pytest.approx(1, abs=0.05)
 
 
 def test_an_output_directory_with_another_run_is_left_alone(settings):

@@ -38,6 +38,22 @@ def test_n_grams_take_their_length_from_the_settings(reward_model):
     assert Axes.from_config(config(action_rule="ngram", n=3), reward_model).actions.label == "ngram-3"
 
 
+def test_a_setting_that_neither_rule_reads_is_refused(reward_model):
+    for wrong, message in [
+        ({"n": 3}, "--n 3: rule token does not read it"),
+        ({"entropy_threshold": 1.0}, "--entropy_threshold 1.0: rule token does not read it"),
+        ({"action_rule": "sentence", "parser": "x"}, "--parser x: rule sentence does not read it"),
+        ({"action_rule": "entropy", "n": 3}, "--n 3: the model's own rule does not read it"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Axes.from_config(config(**wrong), reward_model)
+
+
+def test_a_missing_parser_is_refused_before_anything_runs(reward_model):
+    with pytest.raises(ValueError, match=r"--parser none: no such|spaCy, which is not installed"):
+        Axes.from_config(config(action_rule="constituency", parser="none"), reward_model)
+
+
 def test_a_normalizer_fitted_for_another_rule_is_refused(reward_model):
     message = r"runs/rm/normalizer.json was calibrated for segmentation entropy>5.2 .* under token .*segrew calibrate"
     with pytest.raises(ValueError, match=message):

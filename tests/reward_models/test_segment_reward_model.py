@@ -136,7 +136,9 @@ def test_entropy_units_are_cut_by_the_segmenter_and_rebuild_the_text(build_score
         row = Conversations([scorer.chat.prompt_ids(prompt)], [scorer.chat.response_ids(text)], torch.tensor([True]))
         entropy = response_statistics(scorer.segmenter(), row)[1][0]
         n = row.lengths[0]
-        opens = [0, *(j for j in range(1, n - 1) if entropy[j] > 3.3)]
+        starts_character = [byte & 0xC0 != 0x80 for byte in text.encode()] + [True]
+        opens = {next(k for k in range(j, n) if starts_character[k]) for j in range(1, n - 1) if entropy[j] > 3.3}
+        opens = sorted({0, *opens} - {n - 1})
         lengths = [b - a for a, b in zip(opens, [*opens[1:], n], strict=True)]
         assert [s.tokens for s in record.segments] == lengths
         assert "".join(s.text for s in record.segments) == text

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 from policy.ppo_config import PPOConfig
 from reward_models.train import RewardModelConfig, RewardTrainingArguments
@@ -88,6 +89,14 @@ def test_b40_words_for_false_are_false(toy, word):
 def test_words_for_true_are_true(toy, word):
     for config in (toy(f"enabled: {word}\n"), toy(None, "--enabled", word), toy(None, "--enabled")):
         assert config.enabled is True
+
+
+def test_a_boolean_whose_default_is_computed_keeps_it(monkeypatch):
+    for fast in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fast=fast: fast)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+        args = parse("train-rm", TRAIN, [])[1]
+        assert args.bf16 is fast and args.use_cpu is True and args.dataloader_pin_memory is False
 
 
 def test_b40_another_word_is_no_boolean(toy):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
+from segrew.response_text import ResponseText
 from segrew.segmentation import RULES, SegmentationConfig, segment, segment_by_entropy
 
 NAMES = {"segmenter": "model-a", "tokenizer": "tok-a", "read_position": "end"}
@@ -43,6 +44,8 @@ def test_resolve_leaves_other_rules_and_given_thresholds_alone():
         SegmentationConfig(quantile=0.75).resolve(*own_entropies()),
         SegmentationConfig("random_ngram", lengths=(1, 4)),
         SegmentationConfig("ngram", n=None),
+        SegmentationConfig("python_ast", max_code_tokens=3, language="de"),
+        SegmentationConfig("constituency", parser="some/where", max_phrase_words=7),
     ],
 )
 def test_survives_json(config: SegmentationConfig):
@@ -60,6 +63,8 @@ def test_survives_json(config: SegmentationConfig):
         ({"rule": "ngram", "n": 0}, "n 0"),
         ({"rule": "random_ngram", "lengths": ()}, "lengths"),
         ({"rule": "random_ngram", "repeats": 0}, "repeats 0"),
+        ({"rule": "constituency", "max_phrase_words": 0}, "max_phrase_words 0"),
+        ({"rule": "python_ast", "max_code_tokens": 0}, "max_code_tokens 0"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict, message: str):
@@ -106,6 +111,22 @@ def test_labels():
     assert SegmentationConfig(target_length=4.0).label == "entropy~4-tokens"
     assert [SegmentationConfig(rule).label for rule in ("token", "ngram")] == ["token", "ngram-5"]
     assert SegmentationConfig("ngram", n=None).label == "ngram"
+    assert [SegmentationConfig(rule).label for rule in ("sentence", "constituency", "python_ast")] == [
+        "sentence", "constituency-5", "python_ast-10",
+    ]  # fmt: skip
+
+
+def test_b11_a_rule_of_tensors_moves_its_cuts_behind_the_character():
+    """a🙂é in bytes: the emoji is tokens 1 to 4. Every rule but token obeys; the row's padding is on either side."""
+    text = ResponseText("a🙂é", [(0, 1), *[(1, 2)] * 4, *[(2, 3)] * 2])
+    mask = torch.tensor([[True] * 7 + [False], [False] + [True] * 7])
+    entropy = torch.zeros(2, 8)
+    entropy[0, 3] = entropy[1, 4] = 9.0
+    units = segment(SegmentationConfig(threshold=1.0), mask, entropy=entropy, texts=[text, text])
+    assert units.ids.tolist() == [[0] * 5 + [1] * 2 + [-1], [-1] + [0] * 5 + [1] * 2]
+    units = segment(SegmentationConfig("ngram", n=2), mask, texts=[text, text])
+    assert units.ids.tolist() == [[0] * 5 + [1] * 2 + [-1], [-1] + [0] * 5 + [1] * 2]
+    assert segment(SegmentationConfig("token"), mask, texts=[text, text]).counts.tolist() == [7, 7]
 
 
 def test_segment_runs_every_rule_and_joins_the_stop_token():
@@ -118,7 +139,7 @@ def test_segment_runs_every_rule_and_joins_the_stop_token():
     counts = {
         rule: segment(SegmentationConfig(rule, threshold=1.0), mask, ended=torch.tensor([True]), **inputs).counts.item()
         for rule in RULES
-        if rule != "random_ngram"
+        if rule not in ("random_ngram", "sentence", "constituency", "python_ast")
     }
     assert counts == {"entropy": 2, "token": 5, "response": 1, "ngram": 1, "perplexity": 2}
     assert segment(SegmentationConfig("ngram", n=5), mask).counts.item() == 2
@@ -126,7 +147,15 @@ def test_segment_runs_every_rule_and_joins_the_stop_token():
 
 
 @pytest.mark.parametrize(
-    ("rule", "needed"), [("entropy", "entropy"), ("perplexity", "logprobs"), ("random_ngram", "generator")]
+    ("rule", "needed"),
+    [
+        ("entropy", "entropy"),
+        ("perplexity", "logprobs"),
+        ("random_ngram", "generator"),
+        ("sentence", "texts"),
+        ("constituency", "texts"),
+        ("python_ast", "texts"),
+    ],
 )
 def test_segment_names_the_missing_input(rule: str, needed: str):
     with pytest.raises(ValueError, match=f"needs {needed}; pass {needed}="):
