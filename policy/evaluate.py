@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 
 from policy.minibatches import step_generator
@@ -62,11 +63,32 @@ def evaluate_policy(
     generator = step_generator(seed, 0, -2)
     answers = sample_answers(model, chat, [chat.prompt_ids(p) for p in prompts], sampling, generator)
     model.train(was_training)
-    conversations = answers.conversations
+    scored = score_tokens(
+        reward_model, answers.conversations, sampling.batch_size, generator=generator, statistics=statistics
+    )
+    return Evaluation(prompts, answers.texts, scored)
+
+
+def score_tokens(
+    reward_model: SegmentRewardModel,
+    conversations: Conversations,
+    batch_size: int,
+    *,
+    generator: torch.Generator,
+    statistics: Statistics | None = None,
+    description: str = "",
+) -> list[ScoredResponse]:
+    """Score answers on the very tokens that were drawn, in order.
+
+    Args:
+        generator: for a segmentation rule that draws.
+        description: label of the progress bar; empty for none.
+    """
     scored: dict[int, ScoredResponse] = {}
-    for rows in micro_batches(conversations, sampling.batch_size):
+    batches = list(micro_batches(conversations, batch_size))
+    for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
         units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
         records = reward_model.describe(units, rewards, part)
         scored.update(zip(rows, records, strict=True))
-    return Evaluation(prompts, answers.texts, [scored[i] for i in range(len(prompts))])
+    return [scored[i] for i in range(len(conversations))]

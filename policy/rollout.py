@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from rich.progress import track
 from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
@@ -24,6 +25,7 @@ class Sampling:
         stop_token_ids: stop tokens besides the template's turn end and the tokenizer's end token.
         stop_strings: texts that end an answer; they stay in the ids and leave the text.
         batch_size: answers drawn at once.
+        greedy: take the likeliest token instead of drawing one, which PPO never does.
     """
 
     max_new_tokens: int = 128
@@ -31,6 +33,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     batch_size: int = 32
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -41,6 +44,10 @@ class Sampling:
         if self.max_new_tokens < 1:
             raise ValueError(f"--max_new_tokens {self.max_new_tokens}: an answer has at least one token.")
 
+    def at(self, temperature: float) -> "Sampling":
+        """The same at another temperature, where 0 is greedy."""
+        return replace(self, temperature=temperature or 1.0, greedy=temperature == 0)
+
     def stop_ids(self, chat: ChatFormat) -> tuple[int, ...]:
         """Every token that ends an answer."""
         return tuple(dict.fromkeys((*chat.stop_ids, *self.stop_token_ids)))
@@ -49,8 +56,8 @@ class Sampling:
         """The settings in force, to be logged."""
         stop_ids = list(self.stop_ids(chat))
         return {
-            "do_sample": True,
-            "temperature": self.temperature,
+            "do_sample": not self.greedy,
+            "temperature": 0.0 if self.greedy else self.temperature,
             "top_k": 0,
             "top_p": 1.0,
             "repetition_penalty": 1.0,
@@ -179,7 +186,7 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
     if sampling.stop_strings:
         criteria.append(_StopAtStrings(chat, sampling.stop_strings, ids.shape[1]))
     settings = GenerationConfig(
-        do_sample=True,
+        do_sample=not sampling.greedy,
         temperature=sampling.temperature,
         top_k=0,
         top_p=1.0,
@@ -202,11 +209,13 @@ def sample_answers(
     prompts: list[list[int]],
     sampling: Sampling,
     generator: torch.Generator,
+    description: str = "",
 ) -> Answers:
     """Draw one answer to each prompt; the model's own generation settings play no part.
 
     Args:
         generator: the source of all randomness; drawn from once.
+        description: label of the progress bar; empty for none.
     """
     inner = plain_model(model)
     stop_ids = frozenset(sampling.stop_ids(chat))
@@ -214,7 +223,8 @@ def sample_answers(
     texts, ended = [""] * len(prompts), [False] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     with _drawn_from(generator, next(inner.parameters()).device):
-        for start in range(0, len(order), sampling.batch_size):
+        starts = range(0, len(order), sampling.batch_size)
+        for start in track(starts, description, disable=not description):
             rows = order[start : start + sampling.batch_size]
             drawn = _generate(inner, chat, [prompts[i] for i in rows], sampling)
             for i, ids in zip(rows, drawn, strict=True):

@@ -15,6 +15,8 @@ COMMANDS = {
     "score": ("reward_models.score:main", "score prompts and responses, segment by segment"),
     "show": ("reward_models.score:show", "print responses coloured by segment reward"),
     "ppo": ("policy.ppo:main", "dense-reward PPO with any reward and action granularity"),
+    "generate": ("policy.generate:main", "answers of a policy in AlpacaEval's, Arena-Hard's or MT-Bench's format"),
+    "judge": ("policy.judge:main", "two answer files before a judge behind an OpenAI-compatible endpoint"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 

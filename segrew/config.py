@@ -121,8 +121,8 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
     parser = HfArgumentParser(classes, prog=f"segrew {command}", allow_abbrev=False)
     for field, kind in zip(fields, types, strict=True):  # it takes `| None` out of fields that other configs inherit
         field.type = kind
-    computed = [field for field in fields if field.type is bool and field.default_factory is not dataclasses.MISSING]
-    parser.set_defaults(**{field.name: field.default_factory() for field in computed})  # it takes them for False
+    computed = {f.name: f.default_factory() for f in fields if f.type is bool and callable(f.default_factory)}
+    parser.set_defaults(**computed)  # it takes them for False
     known = sorted({name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"})
 
     def refuse(message: str) -> None:

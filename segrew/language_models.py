@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from segrew.embedded_model import resolve_model
+from segrew.run_directory import read_json
 from segrew.token_statistics import token_statistics
 
 
@@ -30,12 +32,21 @@ def best_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
+def adapter_base(name_or_path: str) -> str | None:
+    """Return the model that a LoRA adapter directory belongs to; None if it is no such directory."""
+    config = Path(name_or_path) / "adapter_config.json"
+    return read_json(config)["base_model_name_or_path"] if config.is_file() else None
+
+
 def load_tokenizer(name_or_path: str) -> Any:
-    """Load a tokenizer from a directory or the hub.
+    """Load a tokenizer from a directory or the hub; an adapter without one takes its base model's.
 
     Raises:
         ValueError: there is none under that name.
     """
+    base = adapter_base(name_or_path)
+    if base is not None and not (Path(name_or_path) / "tokenizer_config.json").is_file():
+        return load_tokenizer(base)
     try:
         return AutoTokenizer.from_pretrained(resolve_model(name_or_path))
     except OSError as error:
@@ -47,6 +58,8 @@ def load_causal_lm(
 ) -> nn.Module:
     """Load a causal language model in evaluation mode, without any pattern of dropout left on.
 
+    A directory with a LoRA adapter gives its base model with the adapter merged.
+
     Args:
         dtype: of the weights; default float32 on CPU without bfloat16 units, see `best_dtype`.
 
@@ -54,6 +67,13 @@ def load_causal_lm(
         ValueError: there is no model under that name.
     """
     device = device or best_device()
+    base = adapter_base(name_or_path)
+    if base is not None:
+        from peft import PeftModel
+
+        start: Any = load_causal_lm(base, dtype=torch.float32, device=device)
+        merged: Any = PeftModel.from_pretrained(start, name_or_path).merge_and_unload()
+        return merged.to(dtype or best_dtype(device)).eval()
     loaded: Any
     try:
         loaded = AutoModelForCausalLM.from_pretrained(

@@ -1,6 +1,8 @@
-"""A policy and reward models of a few thousand weights, made on the spot."""
+"""A policy and reward models of a few thousand weights, made on the spot, and a stand-in for a judge's endpoint."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,69 @@ def build_tokenizer():
 @pytest.fixture(scope="session")
 def build_reward_model():
     return make_reward_model
+
+
+class StandIn(ThreadingHTTPServer):
+    """An OpenAI-compatible endpoint on this machine that replies with what `answer` says.
+
+    Args:
+        answer: from the request's JSON to a text, or to (status, body) with optional headers.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answer):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer, self.requests, self.headers, self.lock = answer, [], [], threading.Lock()
+        self.together = self.most_together = 0
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_POST(self):
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.requests.append(body)
+            server.headers.append(dict(self.headers) | {"path": self.path})
+            server.together += 1
+            server.most_together = max(server.most_together, server.together)
+        said = server.answer(body)
+        with server.lock:
+            server.together -= 1
+        status, content, *headers = (200, chat_completion(said)) if isinstance(said, str) else said
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def chat_completion(text: str) -> str:
+    return json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]})
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Start an endpoint with the given way to answer; nothing waits between two tries."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    waits = []
+    monkeypatch.setattr("policy.chat_endpoint.sleep", waits.append)
+    servers = []
+
+    def start(answer):
+        server = StandIn(answer)
+        server.waits = waits
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -66,6 +66,18 @@ def test_temperature_must_be_positive(temperature):
         Sampling(temperature=temperature)
 
 
+def test_greedy_is_asked_for_apart_and_draws_nothing(model, chat):
+    assert Sampling().at(0.0) == Sampling(greedy=True) and Sampling().at(0.7) == Sampling(temperature=0.7)
+    assert not Sampling(greedy=True).at(0.7).greedy
+    with pytest.raises(ValueError, match="--temperature -1"):
+        Sampling().at(-1.0)
+    prompts = [chat.prompt_ids([{"role": "user", "content": "go"}])] * 6
+    rows = [
+        sample_answers(model, chat, prompts, Sampling(max_new_tokens=6).at(0.0), generator(seed)) for seed in (0, 1)
+    ]
+    assert len({tuple(row) for answers in rows for row in answers.conversations.responses}) == 1
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
 def test_the_models_own_generation_settings_are_hidden_and_restored(model, chat, temperature):
     """B26 d: the fixture's config asks for top_k 3, a repetition penalty and at least 4 tokens."""
