@@ -14,7 +14,8 @@ from typing import Any
 
 from policy.answer_style import markdown_counts
 from segrew.chat import Message
-from segrew.preferences import EMBEDDED_PAIRS, as_messages, everyday_pairs, read_records, records_of
+from segrew.preferences import EMBEDDED_PAIRS, as_messages, everyday_pairs
+from segrew.records import read_records, records_of
 from segrew.run_directory import write_json, write_jsonl
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from policy.ppo_config import PPOConfig
+from segrew.data_options import DataOptions
 from segrew.run_directory import read_json, read_jsonl, write_json, write_jsonl
 
 STATE_FILE, CRITIC_FILE, OPTIMIZER_FILE = "state.json", "critic.safetensors", "optimizer.pt"
@@ -24,7 +25,7 @@ FREE_ON_RESUME = {
 }  # fmt: skip
 
 
-def find_checkpoint(config: PPOConfig) -> Path | None:
+def find_checkpoint(config: PPOConfig, options: DataOptions) -> Path | None:
     """Return the checkpoint that the settings ask for; None if they ask for none.
 
     Raises:
@@ -43,7 +44,7 @@ def find_checkpoint(config: PPOConfig) -> Path | None:
         path = Path(wanted)
     if not (path / STATE_FILE).is_file():
         raise ValueError(f"--resume_from_checkpoint {wanted}: {path} is no checkpoint of `segrew ppo`.")
-    _check_same_run(config, path)
+    _check_same_run({**vars(config), **vars(options)}, path)
     return path
 
 
@@ -52,9 +53,9 @@ def _step_of(path: Path) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def _check_same_run(config: PPOConfig, path: Path) -> None:
+def _check_same_run(settings: dict[str, Any], path: Path) -> None:
     before = read_json(path / STATE_FILE)["config"]
-    for name, value in vars(config).items():
+    for name, value in settings.items():
         if name not in FREE_ON_RESUME and before.get(name) != value:
             raise ValueError(
                 f"--{name} {value}: the run in {path} had {before.get(name)}; resume with the same settings, or start "
@@ -63,7 +64,14 @@ def _check_same_run(config: PPOConfig, path: Path) -> None:
 
 
 def save_checkpoint(
-    run: Path, step: int, policy: nn.Module, critic: nn.Module, optimizer: Any, scheduler: Any, config: PPOConfig
+    run: Path,
+    step: int,
+    policy: nn.Module,
+    critic: nn.Module,
+    optimizer: Any,
+    scheduler: Any,
+    config: PPOConfig,
+    options: DataOptions,
 ) -> None:
     """Write checkpoint-STEP in one move, then drop the oldest beyond the limit."""
     target, partial = run / f"checkpoint-{step}", run / f"partial-checkpoint-{step}"
@@ -72,7 +80,7 @@ def save_checkpoint(
     trained = {name: p.detach().cpu().contiguous() for name, p in critic.named_parameters() if p.requires_grad}
     save_file(trained, partial / CRITIC_FILE)
     torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, partial / OPTIMIZER_FILE)
-    write_json(partial / STATE_FILE, {"step": step, "config": dict(vars(config))})
+    write_json(partial / STATE_FILE, {"step": step, "config": {**vars(config), **vars(options)}})
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
     if config.save_total_limit is not None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from policy.best_of import Candidates
 from segrew.chat import Message
 from segrew.metrics import bootstrap_interval
-from segrew.preferences import read_records
+from segrew.records import read_records
 from segrew.run_directory import RUN_FILE, read_json, write_json
 
 GROUPS = ("worst quarter", "second quarter", "third quarter", "best quarter")

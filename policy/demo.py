@@ -18,7 +18,8 @@ from reward_models.report import build_report
 from reward_models.rewardbench import SCORES_FILE, BenchmarkConfig, open_benchmark, write_results
 from reward_models.score import answers_of_pairs, score_record
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import RewardModelConfig, RewardTrainingArguments, train_reward_model
+from reward_models.train import train_reward_model
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL, resolve_model
 from segrew.metrics import mean_interval

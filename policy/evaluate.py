@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -48,6 +49,7 @@ def evaluate_policy(
     prompts: list[list[Message]],
     sampling: Sampling,
     *,
+    templates: list[dict[str, Any]] | None = None,
     seed: int = 0,
     statistics: Statistics | None = None,
 ) -> Evaluation:
@@ -56,12 +58,14 @@ def evaluate_policy(
     Two models evaluated with one seed draw with the same random numbers, which makes their comparison paired.
 
     Args:
+        templates: further arguments of the chat template for each prompt, such as tools.
         statistics: log-probabilities and entropies of the segmenter; default those of the reward model's own.
     """
     was_training = model.training
     model.eval()
     generator = step_generator(seed, 0, -2)
-    answers = sample_answers(model, chat, [chat.prompt_ids(p) for p in prompts], sampling, generator)
+    ids = [chat.prompt_ids(p, t) for p, t in zip(prompts, templates or [{}] * len(prompts), strict=True)]
+    answers = sample_answers(model, chat, ids, sampling, generator)
     model.train(was_training)
     scored = score_tokens(
         reward_model, answers.conversations, sampling.batch_size, generator=generator, statistics=statistics
@@ -88,7 +92,7 @@ def score_tokens(
     batches = list(micro_batches(conversations, batch_size))
     for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
-        units, rewards = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
-        records = reward_model.describe(units, rewards, part)
+        units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
+        records = reward_model.describe(units, readings, part)
         scored.update(zip(rows, records, strict=True))
     return [scored[i] for i in range(len(conversations))]

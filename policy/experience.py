@@ -42,6 +42,7 @@ def densify(config: PPOConfig, accelerator: Accelerator, rollout: Rollout, units
         how="last" if config.reward_rule == "terminal" else config.interpolation,
         clip=config.reward_clip,
         missing_eos_penalty=config.missing_eos_penalty,
+        mask=rollout.mask,
     )
     advantages, returns = macro_advantages(
         token_rewards,

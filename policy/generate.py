@@ -14,7 +14,7 @@ from policy.best_of import Candidates, SftColumns, plot_sweep, sweep_row, write_
 from policy.compare_scores import scores_before, write_comparison
 from policy.rollout import Sampling
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import RewardModelCard
+from reward_models.checkpoints import find_checkpoint as find_reward_model
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL
@@ -149,7 +149,7 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
 
 def _load(config: GenerateConfig) -> Answerer:
     if config.reward_model is not None:
-        RewardModelCard.load(Path(config.reward_model))
+        find_reward_model(config.reward_model)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
     model = load_causal_lm(config.model_name_or_path)
     scorer = None if config.reward_model is None else SegmentRewardModel.from_pretrained(config.reward_model)

@@ -25,17 +25,18 @@ from policy.ppo_run import Run, finish_run, open_run, save_run
 from policy.rollout import Rollout, in_micro_batches, sample_answers
 from policy.scoring import Units, cut_units, sample_rows, score_rollout, take
 from segrew.config import parse
+from segrew.data_options import DataOptions
 
 __all__ = ["PPOConfig", "main", "train_policy"]
 
 
-def train_policy(config: PPOConfig) -> Path:
+def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
     """Train a policy and return its directory.
 
     Raises:
         ValueError: something in the settings, the files or the rewards is wrong; the message says what to do.
     """
-    run, done = open_run(config)
+    run, done = open_run(config, options or DataOptions())
     main = run.accelerator.is_main_process
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not main) as progress:
@@ -167,7 +168,7 @@ def losses(
 
 def main(argv: list[str]) -> None:
     """Run `segrew ppo`."""
-    (config,) = parse("ppo", (PPOConfig,), argv)
-    path = train_policy(config)
+    config, options = parse("ppo", (PPOConfig, DataOptions), argv)
+    path = train_policy(config, options)
     if PartialState().is_main_process:
         Console(stderr=True).print(f"The policy is in {path}; `segrew report {path}` shows what it learned.")

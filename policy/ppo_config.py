@@ -8,6 +8,7 @@ from policy.reward_shaping import Interpolation
 from policy.rollout import Sampling
 from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
+from segrew.chat import SystemRole
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.macro_actions import ValueScheme
@@ -30,6 +31,7 @@ class PPOConfig(RuleSettings):
     chat_template: str | None = arg(
         None, help="raw, chatml or a .jinja file; needed for a base model without a template."
     )
+    system_role: SystemRole = arg("merge", help="Where the template has none: merge it into the first turn, or refuse.")
     critic_init: Literal["sft", "reward_model"] = arg("sft", help="Where the critic's trunk and head start.")
     bf16: bool | None = arg(
         None, help="Compute in bfloat16; default where the processor has it. Trained weights stay float32."
@@ -43,12 +45,18 @@ class PPOConfig(RuleSettings):
     lora_target_modules: list[str] = arg(["all-linear"], help="Layers that get an adapter.")
 
     # Prompts
-    dataset_name: str = arg(EMBEDDED_PAIRS, help="Prompts: a file, a directory, a hub name, or the embedded pairs.")
+    dataset_name: list[str] | str = arg(
+        [EMBEDDED_PAIRS], help="Prompts: files, directories, hub names, or the embedded pairs."
+    )
     dataset_train_split: str = arg("train", help="Split to train on.")
     eval_dataset: str | None = arg(None, help="Prompts whose answers are scored during training.")
     dataset_test_split: str = arg("test", help="Split of --eval_dataset.")
     eval_samples: int = arg(64, help="How many evaluation prompts to answer each time.")
-    max_prompt_length: int = arg(1024, help="Prompts with more tokens are left out and counted.")
+    max_prompt_length: int = arg(1024, help="Most tokens of a prompt.")
+    overlong: Literal["drop", "truncate_prompt_left", "error"] = arg(
+        "drop", help="What becomes of longer prompts: left out and counted, cut on their left, or refused."
+    )
+    max_prompts: int | None = arg(None, help="Use at most this many prompts: the first, or a draw of several sets.")
 
     # The two axes
     reward_rule: RewardRule | None = arg(

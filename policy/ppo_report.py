@@ -126,6 +126,7 @@ def evaluate(run: Run, step: int) -> dict[str, int | float]:
             roles.reward_model,
             [prompt.messages for prompt in own],
             config.sampling,
+            templates=[prompt.template for prompt in own],
             seed=config.seed,
             statistics=lambda part: roles.segmenter_statistics(part, batch_size=len(part)),
         )

@@ -1,6 +1,7 @@
 """What lives as long as a PPO run: its directory, models, optimizer and prompts; how it opens, saves and ends."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +20,15 @@ from policy.memory import estimate_memory, print_memory
 from policy.ppo_config import PPOConfig
 from policy.roles import Roles, load_roles
 from policy.scoring import Axes
+from reward_models.checkpoints import find_checkpoint as find_reward_model
 from reward_models.checkpoints import write_for_older_readers
-from reward_models.segment_reward_model import RewardModelCard
 from segrew.chat import ChatFormat
 from segrew.config import to_dict
+from segrew.data_options import DataOptions
 from segrew.language_models import best_dtype
-from segrew.prompts import Prompt, load_prompts
+from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory
+from segrew.sources import DataRecord, write_records
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Run:
     """Everything that lives as long as the run."""
 
     config: PPOConfig
+    options: DataOptions
     directory: RunDirectory
     accelerator: Accelerator
     roles: Roles
@@ -58,7 +62,7 @@ class Run:
         self.seconds[name] = time.perf_counter() - start
 
 
-def open_run(config: PPOConfig) -> tuple[Run, int]:
+def open_run(config: PPOConfig, options: DataOptions) -> tuple[Run, int]:
     """Check and load everything, claim the directory, and return the run with the number of steps already done.
 
     What can be refused is refused first: by then nothing has been written or replaced.
@@ -69,28 +73,29 @@ def open_run(config: PPOConfig) -> tuple[Run, int]:
             f"--rollout_batch_size {config.rollout_batch_size}: does not divide over {accelerator.num_processes} "
             "processes; make it a multiple."
         )
-    RewardModelCard.load(Path(config.reward_model_path))
-    checkpoint = find_checkpoint(config)
+    find_reward_model(config.reward_model_path)
+    checkpoint = find_checkpoint(config, options)
     directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
     if accelerator.is_main_process:
         directory.check(**claim)
-    prompts = load_prompts(config.dataset_name, config.dataset_train_split)
-    eval_prompts = load_prompts(config.eval_dataset, config.dataset_test_split) if config.eval_dataset else []
+    loaded = _load(config, options)
     if accelerator.is_main_process:
         print_memory(estimate_memory(config), console)
     roles = load_roles(config, accelerator.device, checkpoint)
     axes = Axes.from_config(config, roles.reward_model)
-    kept, ids = _tokenize(prompts, roles.chat, config.max_prompt_length)
+    encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
+    kept, ids, _ = encoded["training"]
     if accelerator.is_main_process:
-        RunDirectory.create(config.output_dir, command="ppo", config=to_dict(config), **claim)
-        _announce(directory, config, roles, axes, len(prompts) - len(kept), len(kept), console)
+        RunDirectory.create(config.output_dir, command="ppo", config=to_dict(config, options), **claim)
+        _record(directory.path, loaded, encoded, console)
+        _announce(directory, config, roles, axes, len(kept), console)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("segrew", config={})
     optimizer, scheduler = _optimizer(roles, config)
     policy, critic, prepared = accelerator.prepare(roles.policy, roles.critic, optimizer)
     run = Run(
-        config, directory, accelerator, roles, axes, policy, critic, prepared, scheduler, kept, ids,
-        eval_prompts[: config.eval_samples],
+        config, options, directory, accelerator, roles, axes, policy, critic, prepared, scheduler, kept, ids,
+        encoded["evaluation"][0][: config.eval_samples] if config.eval_dataset else [],
     )  # fmt: skip
     return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
 
@@ -120,18 +125,40 @@ def _accelerator(config: PPOConfig) -> Accelerator:
     )
 
 
-def _tokenize(prompts: list[Prompt], chat: ChatFormat, limit: int) -> tuple[list[Prompt], list[list[int]]]:
-    encoded = [(prompt, chat.prompt_ids(prompt.messages)) for prompt in prompts]
-    kept = [(prompt, ids) for prompt, ids in encoded if len(ids) <= limit]
-    if not kept:
-        raise ValueError(f"--max_prompt_length {limit}: all {len(prompts)} prompts are longer; none is left.")
-    return [prompt for prompt, _ in kept], [ids for _, ids in kept]
+Encoded = tuple[list[Prompt], list[list[int]], Counter]
+
+
+def _load(config: PPOConfig, options: DataOptions) -> dict[str, LoadedPrompts]:
+    """Load the prompts to train on, and those to evaluate on as a whole."""
+    training, split = options.for_stage("ppo"), config.dataset_train_split
+    loaded = {
+        "training": load_prompts(config.dataset_name, split, training, limit=config.max_prompts, seed=config.seed)
+    }
+    if config.eval_dataset:
+        reading = DataOptions(bad_rows=options.bad_rows, max_line_bytes=options.max_line_bytes)
+        loaded["evaluation"] = load_prompts(config.eval_dataset, config.dataset_test_split, reading)
+    return loaded
+
+
+def _encode(prompts: list[Prompt], chat: ChatFormat, config: PPOConfig) -> Encoded:
+    return encode_prompts(prompts, chat, config.max_prompt_length, config.overlong)
+
+
+def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:
+    """Print and keep what was read, left out and cut."""
+    records = [
+        DataRecord(role, "prompts", len(encoded[role][0]), part.sources, encoded[role][2])
+        for role, part in loaded.items()
+    ]
+    for record in records:
+        console.print(str(record), highlight=False, markup=False, soft_wrap=True)
+    write_records(directory, records)
 
 
 def _announce(
-    directory: RunDirectory, config: PPOConfig, roles: Roles, axes: Axes, dropped: int, kept: int, console: Console
+    directory: RunDirectory, config: PPOConfig, roles: Roles, axes: Axes, kept: int, console: Console
 ) -> None:
-    """Print and record what is in force: prompts, axes, sampling."""
+    """Print and record what is in force: axes and sampling."""
     sampling = config.sampling.effective(roles.chat)
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
     normalizer = axes.normalizer.mode if axes.normalizer else "none"
@@ -143,11 +170,9 @@ def _announce(
             "normalizer": normalizer,
             "sampling": sampling,
             "prompts": kept,
-            "prompts_too_long": dropped,
             "own_segmenter_pass": roles.segmenter is not None,
         },
     )
-    console.print(f"prompts {kept} ({dropped} longer than {config.max_prompt_length} tokens left out)")
     console.print(f"rewards {rewards}, actions {axes.actions.label}, normalizer {normalizer}")
     console.print("sampling " + ", ".join(f"{name} {value}" for name, value in sampling.items()), highlight=False)
 
@@ -173,8 +198,9 @@ def save_run(run: Run, step: int) -> None:
     """Write a checkpoint."""
     if run.accelerator.is_main_process:
         save_checkpoint(
-            run.directory.path, step, run.roles.policy.model, run.roles.critic, run.optimizer, run.scheduler, run.config
-        )
+            run.directory.path, step, run.roles.policy.model, run.roles.critic, run.optimizer, run.scheduler,
+            run.config, run.options,
+        )  # fmt: skip
     run.accelerator.wait_for_everyone()
 
 

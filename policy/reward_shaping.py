@@ -44,6 +44,7 @@ def shape_rewards(
     how: Interpolation = "even",
     clip: float | None = 10.0,
     missing_eos_penalty: float | None = None,
+    mask: Bool[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t"]:
     """The token reward u_j = interpolation(clamp(r, ±clip))_j − β k1_j, less a penalty for cut-off answers.
 
@@ -53,10 +54,11 @@ def shape_rewards(
         kl: k1_j, log π_old(y_j) − log π_ref(y_j).
         kl_coef: β.
         missing_eos_penalty: Taken once, from the last token of an answer that was cut off; None for none.
+        mask: response tokens, where some are in no unit; default the tokens of the units.
     """
     if clip is not None:
         unit_rewards = unit_rewards.clamp(-clip, clip)
-    mask = segmentation.mask
+    mask = segmentation.mask if mask is None else mask
     rewards = spread_rewards(unit_rewards, segmentation, how=how) - kl_coef * fill_padding(kl, mask)
     if missing_eos_penalty is not None:
         unfinished = segment_by_response(mask).last & ~ended[:, None]

@@ -104,13 +104,15 @@ def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None 
         ValueError: a model is missing, or the reward model reads other tokens than the policy writes.
     """
     torch.manual_seed(config.seed)
-    chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    tokenizer = load_tokenizer(config.model_name_or_path)
+    chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model_path, device=device)
     check_same_tokens(chat, reward_model, config)
     reward_model.model.requires_grad_(False)
 
     start = load_causal_lm(config.model_name_or_path, dtype=torch.float32, device=device)
-    is_segmenter = model_fingerprint(start) == reward_model.segmenter_fingerprint
+    # A reward model that names no segmenter leaves the cutting to the reference.
+    is_segmenter = reward_model.segmenter_fingerprint in ("", model_fingerprint(start))
     critic = Critic(_with_adapter(_critic_trunk(config, reward_model, device), config)).to(device)
     if config.critic_init == "reward_model":
         critic.head.weight.data.copy_(reward_model.head.weight)

@@ -1,6 +1,6 @@
 """Reading the reward model at the units of one axis, and cutting the actions of the other."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from policy.ppo_config import PPOConfig
 from policy.roles import Roles
 from policy.rollout import Rollout
 from reward_models import LocationNormalizer, SegmentRewardModel
+from reward_models.segment_reward_model import Readings
 from segrew.language_models import micro_batches
 from segrew.segmentation import Segmentation, SegmentationConfig, segment, segment_by_response
 
@@ -46,6 +47,7 @@ class Axes:
         config.refuse_unread(of_flags, {"entropy_threshold": "threshold"})
         for rule in (rewards, actions):
             rule.software()  # refuses what is not installed
+        actions = replace(actions, compat=None)  # every token acts, the stop token too
         return cls(rewards, terminal, actions, None if terminal else _normalizer(config, reward_model, rewards))
 
 
@@ -161,17 +163,19 @@ def score_rollout(rollout: Rollout, units: Units, roles: Roles, axes: Axes, conf
     """
     model, conversations = roles.reward_model, rollout.conversations
 
-    def read(segmentation: Segmentation) -> Float[Tensor, "b s"]:
+    def read(segmentation: Segmentation) -> Readings:
         rewards = torch.zeros(segmentation.unit_mask.shape, device=segmentation.ids.device)
+        scores = rewards.new_zeros(len(rewards))
         for rows in micro_batches(conversations, config.local_rollout_forward_batch_size):
             part = conversations.select(rows)
-            rewards[rows] = model.unit_rewards(part, take(segmentation, rows, max(part.lengths)))
+            found = model.read(part, take(segmentation, rows, max(part.lengths)))
+            rewards[rows], scores[rows] = found.rewards, found.scores
         refuse_non_finite(rewards, rollout, f"the reward model in {config.reward_model_path}")
-        return rewards
+        return Readings(rewards, scores)
 
-    readings = read(units.readings)
-    own = readings if units.own is units.readings else read(units.own)
-    scores = model.aggregate(own, units.own.unit_mask)
+    found = read(units.readings)
+    own = found if units.own is units.readings else read(units.own)
+    readings, scores = found.rewards, own.scores
     if axes.terminal:
         return Scores(scores, readings, scores[:, None])
     if axes.normalizer is None:
@@ -205,7 +209,8 @@ def sample_rows(
     """Describe the first answers of a batch, segment by segment, as lines of samples.jsonl."""
     rows = list(range(len(prompts)))
     part = rollout.conversations.select(rows)
-    described = roles.reward_model.describe(take(units.readings, rows, max(part.lengths)), scores.readings[rows], part)
+    readings = Readings(scores.readings[rows], scores.scores[rows])
+    described = roles.reward_model.describe(take(units.readings, rows, max(part.lengths)), readings, part)
     lines = []
     for row, record in enumerate(described):
         segments = [vars(s) | {"normalized": None} for s in record.segments]

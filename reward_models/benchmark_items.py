@@ -2,16 +2,17 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from rich.progress import track
 
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
-from segrew.chat import Message
+from segrew.chat import ChatFormat, Message
+from segrew.encoding import EncodedAnswer, encode_pair
 from segrew.language_models import Conversations, micro_batches
-from segrew.preferences import Fault, PreferencePair, encode_answers
+from segrew.preferences import Fault, PreferencePair
 from segrew.segmentation import Segmentation
 from segrew.text_rules import warn_of_fallbacks
 
@@ -21,8 +22,11 @@ class Item:
     """One row of a benchmark.
 
     Args:
+        prompt: messages up to where the assistant speaks; none where the answers are whole texts.
         answers: the better ones first; correct: how many these are.
         spans: marked stretches of the only answer, where a benchmark is about these.
+        template: further arguments of the chat template.
+        ids: of a pair that holds token ids instead of texts: prompt and both answers. where: file and line.
     """
 
     id: str
@@ -31,16 +35,27 @@ class Item:
     answers: list[str]
     correct: int = 1
     spans: tuple[Fault, ...] = ()
+    template: dict[str, Any] = field(default_factory=dict)
+    ids: tuple[list[int], list[int], list[int]] | None = None
+    where: str = ""
 
     @property
     def digest(self) -> str:
         """Short hash of the texts, by which a row is known again in another run."""
-        return hashlib.sha256(repr((self.prompt, self.answers)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        return hashlib.sha256(repr((self.prompt, self.answers, self.ids)).encode("utf-8", "surrogatepass")).hexdigest()[
+            :12
+        ]
 
 
 def item_of_pair(pair: PreferencePair) -> Item:
     """A preference pair as a row."""
-    return Item(pair.id, pair.subset, pair.prompt, [pair.chosen, pair.rejected])
+    answers = [pair.chosen, pair.rejected]
+    return Item(pair.id, pair.subset, pair.prompt, answers, template=pair.template, ids=pair.ids, where=pair.where)
+
+
+def with_text(item: Item, chat: ChatFormat) -> Item:
+    """Give a row of token ids the text of its answers."""
+    return item if item.ids is None else replace(item, answers=[chat.decode(ids) for ids in item.ids[1:]])
 
 
 @dataclass(frozen=True)
@@ -48,19 +63,19 @@ class ScoredItem:
     """A row with the units and score of each answer.
 
     Args:
-        truncated: whether prompt or an answer did not fit into the reward model's `max_length`.
+        cut: what did not fit into the reward model's `max_length`, of "prompt" and "answer".
     """
 
     item: Item
     answers: list[ScoredResponse]
-    truncated: bool
+    cut: list[str]
 
     def row(self) -> dict[str, Any]:
         """Return the line of `scores.jsonl`."""
         return score_fields(self.item, [answer.score for answer in self.answers]) | {
             "units": [len(answer.segments) for answer in self.answers],
             "tokens": [sum(segment.tokens for segment in answer.segments) for answer in self.answers],
-            "truncated": self.truncated,
+            "cut": self.cut,
         }
 
 
@@ -75,39 +90,54 @@ class EncodedItems:
     """Items as token ids, equal answers of an item once.
 
     Args:
-        rows: for each item, the row of `conversations` that holds each of its answers. texts: of each row.
+        texts: of each row; None where it was token ids.
+        rows: for each item, the row of `conversations` that holds each of its answers. cut: what did not fit of it.
     """
 
     conversations: Conversations
-    texts: list[str]
+    texts: list[str | None]
     rows: list[list[int]]
-    truncated: list[bool]
+    cut: list[list[str]]
 
-    def batches(self, batch_size: int) -> Iterator[tuple[list[int], Conversations, list[str]]]:
+    def batches(self, batch_size: int) -> Iterator[tuple[list[int], Conversations, list[str | None]]]:
         """Yield row numbers with their conversations and texts, long rows first."""
         for rows in micro_batches(self.conversations, batch_size):
             yield rows, self.conversations.select(rows), [self.texts[row] for row in rows]
 
 
 def encode_items(reward_model: SegmentRewardModel, items: Sequence[Item]) -> EncodedItems:
-    """Encode the answers of each item behind one and the same prompt, as training does."""
-    chat, limit = reward_model.chat, reward_model.card.max_length
-    prompts: list[list[int]] = []
-    responses: list[list[int]] = []
-    ended: list[bool] = []
-    texts: list[str] = []
-    rows, truncated = [], []
+    """Encode the distinct answers of each item."""
+    encoded: list[EncodedAnswer] = []
+    texts: list[str | None] = []
+    rows, cut = [], []
     for item in items:
-        distinct = list(dict.fromkeys(item.answers))
-        prompt, kept, whole = encode_answers(item.prompt, distinct, chat, limit)
-        rows.append([len(responses) + distinct.index(answer) for answer in item.answers])
-        truncated.append(not all(whole) or len(prompt) < len(chat.prompt_ids(item.prompt)))
-        prompts += [prompt] * len(kept)
-        responses += kept
-        ended += whole
-        texts += distinct
-    flags = torch.tensor(ended, dtype=torch.bool)
-    return EncodedItems(Conversations(prompts, responses, flags), texts, rows, truncated)
+        answers = _encoded(reward_model, item)
+        places = {key: len(encoded) + k for k, key in enumerate(answers)}
+        rows.append([places[key] for key in _keys(item)])
+        encoded += answers.values()
+        texts += [None if item.ids else str(key) for key in answers]
+        cut.append(sorted({part for answer in answers.values() for part in answer.cut}))
+    ended = torch.tensor([answer.ended for answer in encoded], dtype=torch.bool)
+    prompts, responses = [answer.prompt for answer in encoded], [answer.response for answer in encoded]
+    return EncodedItems(Conversations(prompts, responses, ended), texts, rows, cut)
+
+
+def _keys(item: Item) -> Sequence[str | tuple[int, ...]]:
+    """What tells the answers of an item apart."""
+    return item.answers if item.ids is None else [tuple(ids) for ids in item.ids[1:]]
+
+
+def _encoded(reward_model: SegmentRewardModel, item: Item) -> dict[str | tuple[int, ...], EncodedAnswer]:
+    """Encode each distinct answer by itself, so that it has one score whatever stands beside it."""
+    if item.ids is None:
+        return {text: reward_model.encode(item.prompt, text, template=item.template) for text in item.answers}
+    card = reward_model.card
+    pair = PreferencePair([], "", "", item.id, ids=item.ids, where=item.where)
+    encoded = encode_pair(pair, reward_model.chat, card.max_length, card.overlong)
+    assert encoded is not None, "a card never drops"
+    sides = zip(encoded.prompts, (encoded.chosen, encoded.rejected), encoded.ended, strict=True)
+    answers = [EncodedAnswer(prompt, ids, ended, tuple(encoded.cut)) for prompt, ids, ended in sides]
+    return dict(zip(_keys(item), answers, strict=True))
 
 
 def score_items(
@@ -118,11 +148,11 @@ def score_items(
     scored: dict[int, ScoredResponse] = {}
     cuts: list[Segmentation] = []
     for rows, part, texts in track(list(encoded.batches(batch_size)), description, disable=not description):
-        segmentation, rewards = reward_model.segment_and_read(part)
+        segmentation, readings = reward_model.segment_and_read(part)
         cuts.append(segmentation)
-        scored.update(zip(rows, reward_model.describe(segmentation, rewards, part, texts), strict=True))
+        scored.update(zip(rows, reward_model.describe(segmentation, readings, part, texts), strict=True))
     warn_of_fallbacks(cuts)
     return [
-        ScoredItem(item, [scored[row] for row in rows], truncated)
-        for item, rows, truncated in zip(items, encoded.rows, encoded.truncated, strict=True)
+        ScoredItem(item, [scored[row] for row in rows], cut)
+        for item, rows, cut in zip(items, encoded.rows, encoded.cut, strict=True)
     ]

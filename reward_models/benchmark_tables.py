@@ -38,9 +38,6 @@ def print_results(record: Mapping[str, Any], console: Console) -> None:
         console.print(f"Missing: {', '.join(absent)} (left out of the means)")
     if record.get("unmapped"):
         console.print(f"In no section: {', '.join(record['unmapped'])} (left out of the total)")
-    if record["truncated"]:
-        limit = record["settings"]["max_length"]
-        console.print(f"Truncated: {record['truncated']} rows had more than the reward model's {limit} tokens")
 
 
 def results_table(record: Mapping[str, Any]) -> Table:

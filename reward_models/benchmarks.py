@@ -6,7 +6,14 @@ from typing import Any, Literal, NamedTuple
 
 from reward_models.benchmark_credit import Row, row_credits
 from reward_models.benchmark_items import Item, score_items
-from reward_models.benchmark_readers import read_judgebench, read_lists, read_marked, read_pairs, read_rewardbench
+from reward_models.benchmark_readers import (
+    ReadRow,
+    judgebench_item,
+    list_item,
+    marked_item,
+    pair_item,
+    rewardbench_item,
+)
 from reward_models.list_benchmarks import (
     judgebench_scores,
     pairs_scores,
@@ -39,33 +46,33 @@ class Benchmark(NamedTuple):
 
     Args:
         dataset, split: where its rows are unless told otherwise.
-        read: dataset and split to items. measure: items to lines of `scores.jsonl`, for a model and --bandit_model.
+        read: a row and its place to an item. measure: items to lines of `scores.jsonl`, for a model and --bandit_model.
         score: lines to results. credit: lines to what each row is worth, for paired tests.
-        has_lengths: whether "the longer answer wins" is a baseline for it.
+        compares: whether it compares answers, so that "the longer answer wins" is a baseline for it.
     """
 
     dataset: str
     split: str
-    read: Callable[[str, str], list[Item]]
+    read: ReadRow
     score: Callable[[Sequence[Row]], dict[str, Any]]
     credit: Callable[[Sequence[Row]], Mapping[tuple[str, str, str], float]] = row_credits
     measure: Callable[[SegmentRewardModel, str | None], Measure] = measure_scores
-    has_lengths: bool = True
+    compares: bool = True
 
 
 BENCHMARKS: dict[Name, Benchmark] = {
-    "rewardbench": Benchmark("allenai/reward-bench", "filtered", read_rewardbench, rewardbench_scores),
+    "rewardbench": Benchmark("allenai/reward-bench", "filtered", rewardbench_item, rewardbench_scores),
     "rewardbench2": Benchmark(
         "allenai/reward-bench-2",
         "test",
-        partial(read_lists, subset="subset"),
+        partial(list_item, subset="subset"),
         rewardbench2_scores,
         rewardbench2_credits,
     ),
-    "rm-bench": Benchmark("THU-KEG/RM-Bench", "train", partial(read_lists, subset="domain"), rmbench_scores),
-    "judgebench": Benchmark("ScalerLab/JudgeBench", "gpt+claude", read_judgebench, judgebench_scores),
+    "rm-bench": Benchmark("THU-KEG/RM-Bench", "train", partial(list_item, subset="domain"), rmbench_scores),
+    "judgebench": Benchmark("ScalerLab/JudgeBench", "gpt+claude", judgebench_item, judgebench_scores),
     "localisation": Benchmark(
-        EMBEDDED_PAIRS, "test", read_marked, localisation_scores, localisation_credits, measure_tokens, False
+        EMBEDDED_PAIRS, "test", marked_item, localisation_scores, localisation_credits, measure_tokens, False
     ),
-    "pairs": Benchmark(EMBEDDED_PAIRS, "test", read_pairs, pairs_scores),
+    "pairs": Benchmark(EMBEDDED_PAIRS, "test", pair_item, pairs_scores),
 }

@@ -2,20 +2,26 @@
 
 import contextlib
 import json
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import logging
 
+from reward_models.card import CARD_FILE
+from reward_models.foreign_checkpoints import head_renaming, weight_names
 from segrew.embedded_model import resolve_model
 from segrew.language_models import plain_model
 from segrew.run_directory import read_json, write_json
 
 ADAPTER_FILE = "adapter_config.json"
+ATTENTION = "unit_attention"
 
 
 @contextlib.contextmanager
@@ -42,19 +48,23 @@ def load_classifier(
     """
     path = resolve_model(str(name_or_path))
     options: dict[str, Any] = {"num_labels": 1, "dtype": dtype}
-    adapter = (Path(path) / ADAPTER_FILE).is_file()
     model: Any
+    missing, unexpected = list[str](), set[str]()
     try:
         with _quiet():
-            if adapter:
-                model, missing = _load_adapter(path, options), []
+            if (Path(path) / ADAPTER_FILE).is_file():
+                model = _load_adapter(path, options)
             else:
+                renaming = head_renaming(Path(path)) if Path(path).is_dir() else None
                 model, info = AutoModelForSequenceClassification.from_pretrained(
-                    path, output_loading_info=True, **options
+                    path, output_loading_info=True, key_mapping=renaming, **options
                 )
-                missing = sorted(info["missing_keys"])
+                missing, unexpected = sorted(info["missing_keys"]), set(info["unexpected_keys"])
     except (OSError, KeyError) as error:
         raise ValueError(f"no model at '{name_or_path}': {str(error).splitlines()[0]}") from None
+    except RuntimeError as error:  # transformers on weights of another shape
+        reason = " ".join(str(error).split())
+        raise ValueError(f"'{name_or_path}' is no reward model of one score: {reason[:300]}") from None
     plain = plain_model(model)
     if not isinstance(getattr(plain, "score", None), nn.Module):
         raise ValueError(
@@ -70,18 +80,96 @@ def load_classifier(
     if missing:
         head: Any = model.score
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
+        warnings.warn(f"'{name_or_path}' has no head: score.weight is new, with random values", stacklevel=2)
+    if f"{ATTENTION}.weight" in unexpected:
+        add_unit_attention(model, _read_weight(Path(path), f"{ATTENTION}.weight"))
     return model
+
+
+def add_unit_attention(model: nn.Module, weight: Tensor | None = None) -> None:
+    """Give a classifier the second linear head of the aggregator `learned`; at zero, it is the mean.
+
+    It is saved among the weights as `unit_attention.weight`, which stock classes pass over.
+    """
+    plain = plain_model(model)
+    head = plain.score
+    attention = nn.Linear(head.in_features, 1, bias=False, dtype=head.weight.dtype, device=head.weight.device)
+    with torch.no_grad():
+        attention.weight.zero_() if weight is None else attention.weight.copy_(weight)
+    setattr(plain, ATTENTION, attention)
+
+
+def require_unit_attention(model: nn.Module, name: str) -> nn.Module:
+    """Return the head of the aggregator `learned`.
+
+    Raises:
+        ValueError: the checkpoint has none.
+    """
+    attention = getattr(plain_model(model), ATTENTION, None)
+    if attention is None:
+        raise ValueError(
+            f"the aggregator 'learned' needs the weights {ATTENTION}.weight, which the checkpoint of the reward model "
+            f"on {name} lacks; restore the files, or train it again."
+        )
+    return attention
+
+
+def _read_weight(directory: Path, name: str) -> Tensor:
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            if name in file.keys():  # noqa: SIM118, a safetensors handle is no dict
+                return file.get_tensor(name)
+    raise ValueError(f"{directory}: no safetensors file holds {name}.")
+
+
+def require_head(checkpoint: Path) -> None:
+    """Refuse to resume from a training checkpoint without its head, which the Trainer would leave at random values.
+
+    Raises:
+        ValueError: the head is not among the weights there.
+    """
+    if not any(re.search(r"(^|\.)score\b.*weight$", name) for name in weight_names(checkpoint)):
+        raise ValueError(
+            f"{checkpoint}: the head, score.weight, is not among the weights, so training cannot go on from there; "
+            "resume from another checkpoint."
+        )
+
+
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """Return the directory of a reward model, fetching it from the hub if it is no local one.
+
+    Raises:
+        ValueError: neither has a model under that name.
+    """
+    path = Path(name_or_path)
+    if not path.is_dir():
+        from huggingface_hub import snapshot_download
+
+        try:
+            path = Path(snapshot_download(str(name_or_path)))
+        except Exception as error:  # the hub's errors are many; each means that the model cannot be had
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{name_or_path} is no reward-model directory, and the hub gives no such model: {reason}"
+            ) from None
+    if not any((path / name).is_file() for name in ("config.json", ADAPTER_FILE, CARD_FILE)):
+        raise ValueError(
+            f"{name_or_path} is no reward-model directory: it has no model. Train one with `segrew train-rm`."
+        )
+    return path
 
 
 def _load_adapter(path: str, options: dict[str, Any]) -> nn.Module:
     from peft import PeftModel
-    from safetensors import safe_open
 
     with safe_open(Path(path) / "adapter_model.safetensors", "pt") as file:
         if not any("score" in name for name in file.keys()):  # noqa: SIM118, a safetensors handle is no dict
             raise ValueError(f"'{path}': the adapter carries no head ('score.weight'); it cannot score.")
-    base = read_json(Path(path) / ADAPTER_FILE)["base_model_name_or_path"]
+    settings = read_json(Path(path) / ADAPTER_FILE)
+    base = settings["base_model_name_or_path"]
     model: Any = AutoModelForSequenceClassification.from_pretrained(resolve_model(base), **options)
+    if ATTENTION in (settings["modules_to_save"] or ()):
+        add_unit_attention(model)
     return PeftModel.from_pretrained(model, path)
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from reward_models.losses import preference_loss
+from reward_models.losses import reward_model_loss
 from segrew.aggregation import aggregate
 
 
@@ -30,9 +30,11 @@ def fit_head(
     aggregator: Any,
     temperature: float = 1.0,
     penalty: float = 0.01,
+    margin: Float[Tensor, " pairs"] | None = None,
+    center_rewards_coefficient: float | None = None,
     steps: int = 200,
 ) -> Float[Tensor, " d"]:
-    """Minimise the Bradley-Terry loss plus penalty · ‖σ ∘ w‖² / 2 by L-BFGS, σ the spread of each feature.
+    """Minimise the reward-model loss plus penalty · ‖σ ∘ w‖² / 2 by L-BFGS, σ the spread of each feature.
 
     Rows 2i and 2i + 1 are the chosen and the rejected answer of pair i. For the mean and the sum this is
     logistic regression on differences of features.
@@ -46,7 +48,8 @@ def fit_head(
     def closure() -> Tensor:
         optimizer.zero_grad()
         scores = scores_of(weight, scaled, unit_mask, aggregator=aggregator, temperature=temperature)
-        loss = preference_loss(scores[0::2], scores[1::2]) + 0.5 * penalty * weight.square().sum()
+        loss = reward_model_loss(scores, margin=margin, center_rewards_coefficient=center_rewards_coefficient)
+        loss = loss + 0.5 * penalty * weight.square().sum()
         loss.backward()
         return loss
 

@@ -58,8 +58,8 @@ def localise_items(
     encoded, rows = encode_items(reward_model, items), {}
     for numbers, part, texts in encoded.batches(batch_size):
         logprobs, entropy = response_statistics(reward_model.segmenter(), part)
-        segmentation, rewards = reward_model.segment_and_read(part, statistics=lambda _: (logprobs, entropy))  # noqa: B023
-        described = reward_model.describe(segmentation, rewards, part, texts)
+        segmentation, readings = reward_model.segment_and_read(part, statistics=lambda _: (logprobs, entropy))  # noqa: B023
+        described = reward_model.describe(segmentation, readings, part, texts)
         after, before = prefix_values(bandit.model, bandit.head, part)
         for k, number in enumerate(numbers):
             ids, units = part.responses[k], segmentation.ids[k]
@@ -74,14 +74,14 @@ def localise_items(
             spans = reward_model.chat.cut_text(ids, list(range(len(ids) + 1)), texts[k])[:-1]
             rows[number] = _row(described[k], spans, units[: len(ids)].tolist(), credits)
     return [
-        _about(item, encoded.truncated[i]) | rows[held[0]]
+        _about(item, encoded.cut[i]) | rows[held[0]]
         for i, (item, held) in enumerate(zip(items, encoded.rows, strict=True))
     ]
 
 
 def _reward_of_each(described: ScoredResponse, units: torch.Tensor) -> torch.Tensor:
     values = [s.reward if s.normalized is None else s.normalized for s in described.segments]
-    return torch.tensor(values)[units[units >= 0].cpu()]
+    return torch.tensor([*values, 0.0])[units.cpu()]  # -1, a token in no unit, takes the last
 
 
 def _row(
@@ -97,8 +97,8 @@ def _row(
     }
 
 
-def _about(item: Item, truncated: bool) -> dict[str, Any]:
-    about = {"id": item.id, "subset": item.subset, "digest": item.digest, "truncated": truncated}
+def _about(item: Item, cut: list[str]) -> dict[str, Any]:
+    about = {"id": item.id, "subset": item.subset, "digest": item.digest, "cut": cut}
     return about | {"prompt": item.prompt, "response": item.answers[0], "faults": [asdict(span) for span in item.spans]}
 
 

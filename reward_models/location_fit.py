@@ -124,6 +124,22 @@ def _as_float64(values: Any) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
 
 
+def fit_released_curves(rewards: Float[np.ndarray, " n"], locations: Float[np.ndarray, " n"]) -> LocationCurves:
+    """Fit as the code of 2501.02790 does, for comparison: p to three decimals, x = ln(p + 1e-10), a light ridge.
+
+    Beyond 2,000 units p rounds to 0, a point far out at x = −23.
+    """
+    places, bin_of, counts = np.unique(locations.round(3), return_inverse=True, return_counts=True)
+    means = np.bincount(bin_of, weights=rewards) / counts
+    stds = np.sqrt(np.bincount(bin_of, weights=(rewards - means[bin_of]) ** 2) / counts)
+    x = np.log(places + 1e-10)
+    mean_line, std_line = (_huber(x, y, alpha=1e-4, tol=1e-5) for y in (means, stds))
+    residuals = means - _evaluate(mean_line, x), stds - _evaluate(std_line, x)
+    columns = (places, means, stds, counts, *residuals)
+    bins = [LocationBin(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+    return LocationCurves(mean_line, std_line, _r2(means, residuals[0]), _r2(stds, residuals[1]), bins)
+
+
 def bin_locations(locations: Float[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " k"]]:
     """Group rewards by location, merging neighbours, smallest first, until each bin has enough for a spread.
 
@@ -182,11 +198,11 @@ def weighted_line(x: Vector, y: Vector, weights: Float[np.ndarray, " k"] | Int[n
     return slope, y_mean - slope * x_mean
 
 
-def _huber(x: Vector, y: Vector) -> Line:
+def _huber(x: Vector, y: Vector, *, alpha: float = 0.0, tol: float = 1e-9) -> Line:
     from sklearn.linear_model import HuberRegressor  # a slow import that only calibration needs
 
     # No ridge penalty: it would pull the slope towards 0, and the problem is well-conditioned by now.
-    model = HuberRegressor(alpha=0.0, max_iter=1000, tol=1e-9).fit(x[:, None], y)
+    model = HuberRegressor(alpha=alpha, max_iter=1000, tol=tol).fit(x[:, None], y)
     return float(model.coef_[0]), float(model.intercept_)
 
 

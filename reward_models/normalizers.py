@@ -19,7 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reward_models.location_fit import Link, LocationBin, Regression, checked_rewards, fit_location_curves
+from reward_models.location_fit import (
+    Link,
+    LocationBin,
+    Regression,
+    checked_rewards,
+    fit_location_curves,
+    fit_released_curves,
+)
 from reward_models.normalizer_parameters import (
     NEXT,
     Mode,
@@ -28,6 +35,7 @@ from reward_models.normalizer_parameters import (
     read_object,
     scalar_parameters,
 )
+from reward_models.normalizer_presets import PRESETS
 from segrew.segmentation import Segmentation
 
 LocationBy = Literal["unit", "token"]
@@ -89,10 +97,23 @@ class LocationNormalizer:
         self,
         rewards: Float[Tensor, " n"] | Float[np.ndarray, " n"],
         locations: Float[Tensor, " n"] | Float[np.ndarray, " n"],
+        *,
+        compat: str | None = None,
     ) -> "LocationNormalizer":
-        """Fit both lines on ln p, one point per location bin (see `location_fit`), and the scalars beside them."""
+        """Fit both lines on ln p, one point per location bin (see `location_fit`), and the scalars beside them.
+
+        Args:
+            compat: "dense_rlhf_release" fits by the recipe of 2501.02790's code, points at rounded p and all.
+        """
         r, p = checked_rewards(rewards, locations)
-        curves = fit_location_curves(r, p, regression=self.regression, link=self.link)
+        if compat == "dense_rlhf_release":
+            if (self.regression, self.link, self.location_by) != ("huber", "linear", "unit"):
+                raise ValueError(
+                    f"compat {compat} has its own recipe of the fit; leave --regression, --link and --location out"
+                )
+            curves = fit_released_curves(r, p)
+        else:
+            curves = fit_location_curves(r, p, regression=self.regression, link=self.link)
         (w_mu, b_mu), (w_sigma, b_sigma) = curves.mean_line, curves.std_line
         fitted = checked_parameters(self.link, w_mu, w_sigma, b_mu, b_sigma, self.std_floor)
         self.modes = {
@@ -132,6 +153,23 @@ class LocationNormalizer:
         normalizer.modes = {"location": location, "none": scalar_parameters(normalizer.link, 0.0, 1.0)}
         normalizer._use("location")
         return normalizer
+
+    @classmethod
+    def from_preset(cls, name: str, *, fingerprint: str | None = None, rule: str | None = None) -> "LocationNormalizer":
+        """Build a normalizer that was released with 2501.02790, such as "phi3-mini-1.75".
+
+        Args:
+            fingerprint, rule: of the reward model it is used for; its rule must be the one of the preset.
+
+        Raises:
+            ValueError: there is no such preset, or it was fitted for another rule.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"no normalizer preset {name!r}: there are {', '.join(PRESETS)}")
+        preset = PRESETS[name]
+        if rule is not None and rule.split(" as in ")[0] != preset.rule:
+            raise ValueError(f"preset {name} was fitted for rule {preset.rule}, and the rewards are read under {rule}")
+        return cls.from_parameters(*preset[1:], fingerprint=fingerprint, rule=rule or preset.rule)
 
     def with_mode(self, mode: Mode) -> "LocationNormalizer":
         """Return the same fit in another mode.
@@ -217,6 +255,13 @@ class LocationNormalizer:
     def normalize(self, rewards: Float[Tensor, "b s"], segmentation: Segmentation) -> Float[Tensor, "b s"]:
         """`transform` at the units' own locations."""
         return self.transform(rewards, self.locations(segmentation))
+
+    @property
+    def formulas(self) -> tuple[str, str]:
+        """Mean and spread as functions of p, in words."""
+        self._require_fit()
+        spread = f"{self.w_sigma:+.4f} ln p {self.b_sigma:+.4f}"
+        return f"{self.w_mu:+.4f} ln p {self.b_mu:+.4f}", f"exp({spread})" if self.link == "log" else spread
 
     @property
     def end_offset(self) -> float | None:

@@ -33,9 +33,11 @@ def write_official_files(
 def _columns(held: Sequence[tuple[Item, Row]], chat: ChatFormat) -> dict[str, list]:
     stop = chat.tokenizer.decode([chat.stop_id])
     chosen, rejected = ([row["scores"][side] for _, row in held] for side in (0, 1))
+    prompts = [chat.render(item.prompt, item.template) if item.prompt else "" for item, _ in held]
+    texts = [[prompt + item.answers[k] + stop for prompt, (item, _) in zip(prompts, held, strict=True)] for k in (0, 1)]
     return {
-        "text_chosen": [chat.render(item.prompt) + item.answers[0] + stop for item, _ in held],
-        "text_rejected": [chat.render(item.prompt) + item.answers[1] + stop for item, _ in held],
+        "text_chosen": texts[0],
+        "text_rejected": texts[1],
         "results": [int(a > b) for a, b in zip(chosen, rejected, strict=True)],
         "subset": [item.subset for item, _ in held],
         "id": [int(item.id) if item.id.isdigit() else item.id for item, _ in held],

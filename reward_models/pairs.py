@@ -1,17 +1,20 @@
 """Preference pairs cut into units: what training, calibration and evaluation all start from."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from rich.progress import track
 from torch import Tensor, nn
 
-from reward_models.segment_reward_model import SegmentRewardModel
+from reward_models.segment_reward_model import Readings, SegmentRewardModel
+from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
+from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
 from segrew.language_models import Conversations, micro_batches
-from segrew.preferences import EncodedPair, PreferencePair, encode_pair
+from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import ResponseFeatures, response_features
 
@@ -24,6 +27,7 @@ class SegmentedPairs:
         pairs: the pairs that were kept.
         features: what the frozen segmenter said of every response token; None where nothing needs it.
         rule: the rule with its threshold in nats.
+        fitted: how many pairs were left out or cut to fit, by reason.
     """
 
     pairs: list[PreferencePair]
@@ -32,21 +36,36 @@ class SegmentedPairs:
     features: ResponseFeatures | None
     segmentation: Segmentation
     rule: SegmentationConfig
+    fitted: Counter = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def __getitem__(self, index: int) -> tuple[EncodedPair, Int64[Tensor, "2 t"]]:
-        return self.encoded[index], self.segmentation.ids[2 * index : 2 * index + 2]
+    def __getitem__(self, index: int) -> "SegmentedPair":
+        return SegmentedPair(index, self.encoded[index], self.segmentation.ids[2 * index : 2 * index + 2])
+
+    @property
+    def margins(self) -> Float[Tensor, " n"] | None:
+        """By how much each chosen score should lead; None where the data say nothing.
+
+        Raises:
+            ValueError: some pairs have a margin and others none.
+        """
+        known = [pair.margin for pair in self.pairs if pair.margin is not None]
+        if known and len(known) < len(self):
+            raise ValueError(
+                f"{len(self) - len(known)} of {len(self)} pairs have no 'margin' while the others do; give every "
+                "row one (0 for none), or drop the column."
+            )
+        return torch.tensor(known) if known else None
 
 
-def conversations_of(encoded: list[EncodedPair]) -> Conversations:
-    """Lay pairs out as rows: chosen, rejected, chosen, rejected, …"""
-    return Conversations(
-        prompts=[pair.prompt for pair in encoded for _ in range(2)],
-        responses=[ids for pair in encoded for ids in (pair.chosen, pair.rejected)],
-        ended=torch.tensor([flag for pair in encoded for flag in pair.ended], dtype=torch.bool),
-    )
+class SegmentedPair(NamedTuple):
+    """One pair of `SegmentedPairs`: its place there, its token ids, and the units of chosen and rejected."""
+
+    place: int
+    encoded: EncodedPair
+    unit_ids: Int64[Tensor, "2 t"]
 
 
 def segment_pairs(
@@ -56,6 +75,7 @@ def segment_pairs(
     segmenter: nn.Module | None,
     *,
     max_length: int,
+    overlong: Overlong = "truncate_prompt_left",
     batch_size: int = 16,
     with_states: bool = False,
     for_training: bool = True,
@@ -67,17 +87,18 @@ def segment_pairs(
     A threshold given as a quantile or a wanted length is resolved to nats on these pairs.
 
     Args:
+        overlong: what becomes of a prompt and response of more than `max_length` tokens.
         for_training: leave out pairs that are identical within `max_length`, and keep states in the cache.
         fingerprint: of the segmenter, where it is known.
 
     Raises:
         ValueError: no pair is left after encoding.
     """
-    encoded = [encode_pair(pair, chat, max_length) for pair in pairs]
-    kept = [i for i, pair in enumerate(encoded) if not for_training or pair.chosen != pair.rejected]
-    if not kept:
-        raise ValueError(f"0 of {len(pairs)} pairs differ within --max_length {max_length} tokens; raise it.")
-    pairs, encoded = [pairs[i] for i in kept], [encoded[i] for i in kept]
+    count = len(pairs)
+    pairs, encoded, fitted = encode_pairs(pairs, chat, max_length, overlong, keep_identical=not for_training)
+    if not encoded:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in fitted.items())
+        raise ValueError(f"0 of {count} pairs are left within --max_length {max_length} tokens ({reasons}); raise it.")
     conversations, features = conversations_of(encoded), None
     if segmenter is not None and (rule.needs_model or with_states):
         features = response_features(
@@ -98,27 +119,28 @@ def segment_pairs(
         texts=chat.response_texts(conversations.responses),
         ended=conversations.ended,
     )
-    return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule)
+    return SegmentedPairs(pairs, encoded, conversations, features, segmentation, rule, fitted)
 
 
-def unit_rewards_of(
+@torch.no_grad()
+def readings_of(
     reward_model: SegmentRewardModel, data: SegmentedPairs, *, batch_size: int = 16, description: str = ""
-) -> Float[Tensor, "b s"]:
-    """Return the raw reward of every unit of segmented pairs; from their states where the trunk was frozen."""
-    if reward_model.card.trunk_is_segmenter:
+) -> Readings:
+    """Return raw rewards and scores of segmented pairs; from their states where the trunk was frozen."""
+    card, unit_mask = reward_model.card, data.segmentation.unit_mask
+    if card.trunk_is_segmenter:
         states, unit_mask = unit_states(data, reward_model.read_position)
         weight: Tensor = reward_model.head.weight  # type: ignore[assignment]
-        with torch.no_grad():
-            return torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
-    rewards = torch.zeros(data.segmentation.unit_mask.shape)
+        rewards = torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
+        return Readings(rewards, aggregate(rewards, unit_mask, kind=card.aggregator, temperature=card.temperature))
+    rewards, scores = torch.zeros(unit_mask.shape), torch.zeros(len(unit_mask))
     batches = list(micro_batches(data.conversations, batch_size))
     device = next(reward_model.model.parameters()).device
-    with torch.no_grad():
-        for rows in track(batches, description, disable=not description):
-            cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))
-            values = reward_model.unit_rewards(data.conversations.select(rows), cut)
-            rewards[rows, : values.shape[1]] = values.cpu()
-    return rewards
+    for rows in track(batches, description, disable=not description):
+        cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))
+        part = reward_model.read(data.conversations.select(rows), cut)
+        rewards[rows, : part.rewards.shape[1]], scores[rows] = part.rewards.cpu(), part.scores.cpu()
+    return Readings(rewards, scores)
 
 
 def unit_states(data: SegmentedPairs, read_position: Any = "end") -> tuple[Float[Tensor, "n d"], Bool[Tensor, "b s"]]:
@@ -149,6 +171,7 @@ def segment_for(reward_model: SegmentRewardModel, pairs: list[PreferencePair], *
         reward_model.segmentation,
         segmenter_for(reward_model),
         max_length=reward_model.card.max_length,
+        overlong=reward_model.card.overlong,
         with_states=reward_model.card.trunk_is_segmenter,
         fingerprint=reward_model.segmenter_fingerprint,
         **options,

@@ -12,17 +12,21 @@ from rich.console import Console
 from rich.progress import track
 
 from reward_models.benchmark_credit import Row
-from reward_models.benchmark_items import Item, score_fields
-from reward_models.benchmark_readers import read_prior_sets
+from reward_models.benchmark_items import Item, score_fields, with_text
+from reward_models.benchmark_readers import read_items, read_prior_sets
 from reward_models.benchmark_tables import print_results
 from reward_models.benchmarks import BENCHMARKS, Name
+from reward_models.card import CARD_FILE
 from reward_models.compare import compare_credits, load_scored_rows
 from reward_models.length_bias import length_bias
+from reward_models.model_card import keep_benchmark
 from reward_models.official_files import write_official_files
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
-from segrew.language_models import model_fingerprint
+from segrew.data_options import DataOptions
+from segrew.language_models import model_fingerprint, plain_model
 from segrew.run_directory import RunDirectory, read_json, read_jsonl, write_jsonl
+from segrew.sources import DataRecord, write_records
 
 ANSWERS_PER_CHUNK = 256
 SCORES_FILE, SETTINGS_FILE = "scores.jsonl", "settings.json"
@@ -69,18 +73,23 @@ class BenchmarkConfig:
         return self.dataset_name or benchmark.dataset, self.dataset_split or benchmark.split
 
 
-def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> dict[str, Any]:
+def run_benchmark(
+    config: BenchmarkConfig, console: Console | None = None, options: DataOptions | None = None
+) -> dict[str, Any]:
     """Score every row that is not scored yet, write `results.json` and `scores.jsonl`, print the table.
 
     Raises:
         ValueError: the reward model or the rows cannot be used, or the directory holds a run with other settings.
     """
     console, benchmark = console or Console(), BENCHMARKS[config.benchmark]
-    items = benchmark.read(*config.source) + (read_prior_sets(config.prior_sets) if config.prior_sets else [])
-    items = _first_of_each_subset(items, config.max_per_subset)
+    items, sources = read_items(*config.source, benchmark.read, options)
+    if config.prior_sets:
+        prior, prior_sources = read_prior_sets(config.prior_sets, options)
+        items, sources = items + prior, sources + prior_sources
     others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
-    run, rows = open_benchmark(config, items, reward_model)
+    items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
+    run, rows = open_benchmark(config, items, reward_model, options)
     if rows:
         console.print(f"{len(rows)} of {len(items)} rows were scored before; going on from there.")
     if len(rows) < len(items):
@@ -89,6 +98,10 @@ def run_benchmark(config: BenchmarkConfig, console: Console | None = None) -> di
             for row in measure(chunk, config.per_device_eval_batch_size):
                 run.append(SCORES_FILE, row)
                 rows.append(row)
+    fitted = Counter(f"rows with {part} cut to fit" for row in rows for part in row["cut"])
+    read = DataRecord("benchmark", "rows", len(rows), sources, fitted)
+    console.print(str(read), highlight=False, markup=False, soft_wrap=True)
+    write_records(run.path, [read])
     return write_results(run, items, rows, config, reward_model, console, others)
 
 
@@ -118,15 +131,19 @@ def scoring_settings(
     config: BenchmarkConfig, items: Sequence[Item], reward_model: SegmentRewardModel
 ) -> dict[str, Any]:
     """Return everything that a score depends on; the batch size is no part of it."""
-    head = hashlib.sha256(reward_model.head.weight.detach().float().cpu().numpy().tobytes())  # type: ignore[union-attr, operator]
+    heads = hashlib.sha256()
+    for name in ("score", "unit_attention"):
+        head: Any = getattr(plain_model(reward_model.model), name, None)
+        heads.update(b"" if head is None else head.weight.detach().float().cpu().numpy().tobytes())
     texts = hashlib.sha256("".join(item.digest for item in items).encode())
     return {
         "reward_model": config.reward_model,
-        "weights": f"{model_fingerprint(reward_model.model)}-{head.hexdigest()[:8]}",
+        "weights": f"{model_fingerprint(reward_model.model)}-{heads.hexdigest()[:8]}",
         "rule": reward_model.segmentation.label,
         "aggregator": reward_model.card.aggregator,
         "read_position": reward_model.read_position,
         "max_length": reward_model.card.max_length,
+        "overlong": reward_model.card.overlong,
         "normalizer": reward_model.normalizer.mode if reward_model.normalizer else "none",
         "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
         "benchmark": config.benchmark,
@@ -140,7 +157,10 @@ def scoring_settings(
 
 
 def open_benchmark(
-    config: BenchmarkConfig, items: Sequence[Item], reward_model: SegmentRewardModel
+    config: BenchmarkConfig,
+    items: Sequence[Item],
+    reward_model: SegmentRewardModel,
+    options: DataOptions | None = None,
 ) -> tuple[RunDirectory, list[dict[str, Any]]]:
     """Claim the output directory, or go on in it with the rows scored there under the same settings.
 
@@ -159,7 +179,11 @@ def open_benchmark(
                 "directory, or replace it with --overwrite_output_dir true."
             )
     run = RunDirectory.create(
-        directory, command="rewardbench", config=to_dict(config), overwrite=config.overwrite_output_dir, resume=resume
+        directory,
+        command="rewardbench",
+        config=to_dict(config, options or DataOptions()),
+        overwrite=config.overwrite_output_dir,
+        resume=resume,
     )
     run.write_json(SETTINGS_FILE, settings)
     rows = read_jsonl(directory / SCORES_FILE) if (directory / SCORES_FILE).is_file() else []
@@ -176,26 +200,28 @@ def write_results(
     console: Console,
     others: Sequence[Row] | None = None,
 ) -> dict[str, Any]:
-    """Write and print what scored rows come to.
+    """Write and print what scored rows come to; accuracies of a whole benchmark also go with the reward model.
 
     Args:
         others: the same benchmark's rows of another model, to compare with.
     """
     benchmark = BENCHMARKS[config.benchmark]
     record = {"benchmark": config.benchmark, **benchmark.score(rows)}
-    record["truncated"] = sum(row["truncated"] for row in rows)
-    if benchmark.has_lengths:
+    record["truncated"] = sum(bool(row["cut"]) for row in rows)
+    if benchmark.compares:
         record["length_baseline"] = length_baseline(items, benchmark.score)
         record["length_bias"] = _length_bias(items, rows)
     if others is not None:
         record["comparison"] = {"to": config.compare_to}
         record["comparison"] |= compare_credits(benchmark.credit(rows), benchmark.credit(others))
-    record["settings"] = scoring_settings(config, items, reward_model) | {
+    record["settings"] = read_json(run.path / SETTINGS_FILE) | {
         "batch_size": config.per_device_eval_batch_size,
         "subset_label": config.subset_label,
         "device": str(next(reward_model.model.parameters()).device),
     }
     run.write_json("results.json", record)
+    if benchmark.compares and config.max_per_subset is None and (Path(config.reward_model) / CARD_FILE).is_file():
+        keep_benchmark(Path(config.reward_model), record)
     if config.benchmark == "rewardbench":
         write_official_files(run.path, f"segrew/{Path(config.reward_model).name}", items, rows, reward_model.chat)
     print_results(record, console)
@@ -211,13 +237,12 @@ def length_baseline(items: Sequence[Item], score: Callable[[Sequence[Row]], dict
 
 
 def _length_bias(items: Sequence[Item], rows: Sequence[Row]) -> dict[str, Any]:
-    prompts = [repr(item.prompt) for item in items for _ in item.answers]
-    columns = ([value for row in rows for value in row[name]] for name in ("scores", "tokens"))
-    scores, tokens = columns
+    prompts = [repr((item.prompt, item.ids and item.ids[0])) for item in items for _ in item.answers]
+    scores, tokens = ([value for row in rows for value in row[name]] for name in ("scores", "tokens"))
     return length_bias(scores, tokens, prompts)
 
 
 def main(argv: list[str]) -> None:
     """Run `segrew rewardbench`."""
-    (config,) = parse("rewardbench", (BenchmarkConfig,), argv)
-    run_benchmark(config)
+    config, options = parse("rewardbench", (BenchmarkConfig, DataOptions), argv)
+    run_benchmark(config, options=options)

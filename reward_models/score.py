@@ -1,6 +1,7 @@
 """Score responses segment by segment (`segrew score`), or print them coloured (`segrew show`)."""
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
@@ -9,16 +10,12 @@ from rich.text import Text
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
-from segrew.preferences import (
-    EMBEDDED_PAIRS,
-    Fault,
-    PreferencePair,
-    as_messages,
-    everyday_pairs,
-    load_preferences,
-    records_of,
-)
+from segrew.data_options import DataOptions
+from segrew.dataset_formats import Row
+from segrew.preferences import EMBEDDED_PAIRS, Fault, PreferencePair, pair_of
+from segrew.prompts import prompt_of
 from segrew.run_directory import RunDirectory, write_jsonl
+from segrew.sources import DataRecord, Source, load, prompt_key, write_records
 
 
 @dataclass(frozen=True)
@@ -30,36 +27,57 @@ class Answer:
     response: str
     side: str = ""
     faults: tuple[Fault, ...] = ()
+    template: dict[str, Any] = field(default_factory=dict)
 
 
 def answers_of_pairs(pairs: list[PreferencePair]) -> list[Answer]:
     """Return both sides of each pair as answers."""
+    if ids := next((pair for pair in pairs if pair.ids), None):
+        raise ValueError(
+            f"{ids.where}: token ids have no text to show; `segrew rewardbench --benchmark pairs` takes them."
+        )
     return [
-        Answer(pair.id, pair.prompt, text, side, pair.faults if side == "rejected" else ())
+        Answer(pair.id, pair.prompt, text, side, pair.faults if side == "rejected" else (), pair.template)
         for pair in pairs
         for side, text in (("chosen", pair.chosen), ("rejected", pair.rejected))
     ]
 
 
-def load_answers(name_or_path: str, split: str) -> list[Answer]:
-    """Load rows with `prompt` and `response` (or `completion`), or preference pairs, whose sides are rows each.
+def answers_in(row: Row, where: str) -> list[Answer]:
+    """Return a row's answer to its prompt, or both answers of a preference pair.
+
+    Raises:
+        Unusable: there is no text in it.
+        ValueError: the row has another shape; the message names file and line.
+    """
+    if {"chosen", "rejected"} <= set(row):
+        return answers_of_pairs([pair_of(row, where, keep_identical=True)])
+    response = row.get("response", row.get("completion"))
+    if isinstance(response, list) and response and isinstance(response[-1], dict):
+        response = response[-1].get("content")  # TRL's conversational completion
+    if not isinstance(response, str) or not {"prompt", "messages"} & set(row):
+        raise ValueError(
+            f"{where}: needs 'prompt' and 'response' (or 'chosen' and 'rejected'), as texts or messages; found "
+            f"{', '.join(sorted(row))}."
+        )
+    prompt = prompt_of(row, where)
+    name = where.rsplit(" ", 1)[-1] if row.get("id") is None else str(row["id"])
+    return [Answer(name, prompt.messages, response, template=prompt.template)]
+
+
+def load_answers(
+    names: str | list[str], split: str, options: DataOptions | None = None, *, limit: int | None = None
+) -> tuple[list[Answer], list[Source]]:
+    """Load rows with `prompt` and `response` (or `completion`), or preference pairs, whose sides are answers each.
 
     Raises:
         ValueError: a row has neither; the message names file and line.
     """
-    if name_or_path == EMBEDDED_PAIRS:
-        return answers_of_pairs(everyday_pairs(split))
-    answers = []
-    for number, (where, row) in enumerate(records_of(name_or_path, split), 1):
-        if number == 1 and {"chosen", "rejected"} <= set(row):
-            return answers_of_pairs(load_preferences(name_or_path, split, keep_identical=True).pairs)
-        response = row.get("response", row.get("completion"))
-        if "prompt" not in row or not isinstance(response, str):
-            raise ValueError(
-                f"{where}: needs 'prompt' and 'response' (or 'chosen' and 'rejected'); found {', '.join(sorted(row))}."
-            )
-        answers.append(Answer(str(row.get("id", number)), as_messages(row["prompt"], where, "prompt"), response))
-    return answers
+    rows, sources = load(
+        names, split, options or DataOptions(), answers_in, lambda row: prompt_key(row[0].prompt), what="answers",
+        limit=limit,
+    )  # fmt: skip
+    return [answer for row in rows for answer in row][:limit], sources
 
 
 def score_record(answer: Answer, scored: ScoredResponse) -> dict[str, Any]:
@@ -92,30 +110,37 @@ class ScoreOutput:
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
 
-def _score(config: ScoreConfig) -> tuple[list[Answer], list[ScoredResponse]]:
-    answers = load_answers(config.dataset_name, config.dataset_split)[: config.max_rows]
+def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], list[ScoredResponse], DataRecord]:
+    answers, sources = load_answers(config.dataset_name, config.dataset_split, options, limit=config.max_rows)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     scored = reward_model.score(
         [answer.prompt for answer in answers],
         [answer.response for answer in answers],
         config.per_device_eval_batch_size,
         description="Scoring",
+        templates=[answer.template for answer in answers],
     )
-    return answers, scored
+    fitted = Counter(f"with {part} cut to fit" for result in scored for part in result.cut)
+    return answers, scored, DataRecord("scored", "answers", len(scored), sources, fitted)
 
 
 def main(argv: list[str]) -> None:
     """Run `segrew score`."""
-    config, output = parse("score", (ScoreConfig, ScoreOutput), argv)
+    config, output, options = parse("score", (ScoreConfig, ScoreOutput, DataOptions), argv)
     run = RunDirectory(output.output_dir)
     run.check(overwrite=output.overwrite_output_dir)
-    answers, scored = _score(config)
+    answers, scored, record = _score(config, options)
     run = RunDirectory.create(
-        output.output_dir, command="score", config=to_dict(config, output), overwrite=output.overwrite_output_dir
+        output.output_dir,
+        command="score",
+        config=to_dict(config, output, options),
+        overwrite=output.overwrite_output_dir,
     )
+    write_records(run.path, [record])
     records = [score_record(answer, result) for answer, result in zip(answers, scored, strict=True)]
     write_jsonl(run.path / "scores.jsonl", records)
     mean = sum(result.score for result in scored) / len(scored)
+    Console().print(str(record), highlight=False, markup=False, soft_wrap=True)
     Console().print(f"{len(scored)} answers scored, mean {mean:+.3f}, written to {run.path / 'scores.jsonl'}")
 
 
@@ -136,10 +161,10 @@ def coloured(answer: Answer, scored: ScoredResponse) -> Text:
 
 def show(argv: list[str]) -> None:
     """Run `segrew show`."""
-    (config,) = parse("show", (ScoreConfig,), argv)
+    config, options = parse("show", (ScoreConfig, DataOptions), argv)
     config.max_rows = config.max_rows or 6
     console = Console()
-    answers, scored = _score(config)
+    answers, scored, _ = _score(config, options)
     console.print("Background from orange (low) to blue (high); the number behind a segment is its reward.")
     for answer, result in zip(answers, scored, strict=True):
         console.print(Text(f"\n> {answer.prompt[-1]['content']}", style="italic"))

@@ -1,19 +1,27 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
 from rich.progress import track
 from torch import Tensor, nn
 
-from reward_models.checkpoints import load_classifier, write_for_older_readers
+from reward_models.card import CARD_FILE, RewardModelCard
+from reward_models.checkpoints import (
+    config_of,
+    find_checkpoint,
+    load_classifier,
+    require_unit_attention,
+    write_for_older_readers,
+)
+from reward_models.foreign_checkpoints import card_of, score_normalizer
 from reward_models.normalizers import LocationNormalizer
-from segrew.aggregation import Aggregator, aggregate
+from reward_models.reading import Readings, read_states, read_units
 from segrew.chat import ChatFormat, Message
+from segrew.encoding import EncodedAnswer, encode_answer
 from segrew.language_models import (
     Conversations,
     best_device,
@@ -26,73 +34,10 @@ from segrew.language_models import (
     statistics_of_states,
     unused_pad_id,
 )
-from segrew.preferences import encode_answers
-from segrew.run_directory import read_json, versions, write_json
-from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, read_columns, segment
+from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, segment
 from segrew.text_rules import warn_of_fallbacks
 
-CARD_FILE = "segrew.json"
 NORMALIZER_FILE = "normalizer.json"
-
-
-@dataclass(frozen=True)
-class RewardModelCard:
-    """What a checkpoint's weights do not say: where rewards are read and how they become a score.
-
-    Args:
-        segmentation: the rule, with its threshold in nats.
-        base_model: name or path of the frozen SFT model that cuts responses.
-        segmenter_fingerprint, tokenizer_fingerprint: identities of that model and of the token ids.
-        trunk_is_segmenter: the trunk was frozen, so one pass gives both cuts and rewards.
-    """
-
-    segmentation: SegmentationConfig
-    base_model: str
-    segmenter_fingerprint: str
-    tokenizer_fingerprint: str
-    chat_template: str | None = None
-    read_position: ReadPosition = "end"
-    aggregator: Aggregator = "mean"
-    temperature: float = 1.0
-    max_length: int = 1024
-    trunk_is_segmenter: bool = False
-    versions: dict[str, str] = field(default_factory=versions)
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the rule that a normalizer is fitted for."""
-        return self.segmentation.fingerprint(
-            segmenter=self.segmenter_fingerprint,
-            tokenizer=self.tokenizer_fingerprint,
-            read_position=self.read_position,
-        )
-
-    def save(self, directory: Path) -> None:
-        """Write `segrew.json`."""
-        content = asdict(self) | {
-            "segmentation": self.segmentation.to_dict(),
-            "fingerprint": self.fingerprint,
-        }
-        write_json(directory / CARD_FILE, content)
-
-    @classmethod
-    def load(cls, directory: Path) -> "RewardModelCard":
-        """Read `segrew.json`.
-
-        Raises:
-            ValueError: the directory is no reward model of segrew.
-        """
-        if not (directory / CARD_FILE).is_file():
-            raise ValueError(
-                f"{directory} is no reward-model directory: it has no {CARD_FILE}. Train one with `segrew train-rm`."
-            )
-        content = read_json(directory / CARD_FILE)
-        content.pop("fingerprint", None)
-        try:
-            segmentation = SegmentationConfig.from_dict(content.pop("segmentation"))
-            return cls(segmentation=segmentation, **content)
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"{directory / CARD_FILE}: not a card of this version of segrew ({error}).") from None
 
 
 @dataclass(frozen=True)
@@ -116,23 +61,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class ScoredResponse:
-    """A response's score e(x, y) and the units it is made of."""
+    """A response's score e(x, y) and the units it is made of.
+
+    Args:
+        cut: what had to be cut to fit the reward model's maximum length, of "prompt" and "answer".
+    """
 
     score: float
     segments: list[Segment]
-
-
-def read_rewards(
-    head: nn.Module,
-    states: Float[Tensor, "b t d"],
-    columns: Int64[Tensor, "b s"],
-    unit_mask: Bool[Tensor, "b s"],
-) -> Float[Tensor, "b s"]:
-    """r_k = w · h at unit k's read column, in float32; 0 in padding (2501.02790, section 3)."""
-    index = columns[..., None].expand(-1, -1, states.shape[-1])
-    with torch.autocast(states.device.type, enabled=False):
-        rewards = head(states.gather(1, index).float()).squeeze(-1)
-    return rewards.masked_fill(~unit_mask, 0.0)
+    cut: tuple[str, ...] = ()
 
 
 class SegmentRewardModel:
@@ -152,27 +89,52 @@ class SegmentRewardModel:
     ):
         self.model, self.chat, self.card, self.normalizer = model, chat, card, normalizer
         self.head.float()
+        if card.aggregator == "learned":
+            require_unit_attention(model, card.base_model).float()
         self._segmenter = segmenter
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, device: torch.device | None = None) -> "SegmentRewardModel":
-        """Load a reward-model directory.
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        device: torch.device | None = None,
+        *,
+        segmentation: SegmentationConfig | None = None,
+        base_model: str | None = None,
+        chat_template: str | None = None,
+    ) -> "SegmentRewardModel":
+        """Load a reward-model directory, a reward model of the hub, or one that another program wrote.
+
+        Args:
+            segmentation, base_model, chat_template: for a checkpoint without `segrew.json`: where its rewards are read
+                (default once, at the stop token), the language model that cuts, and the template it was trained with.
 
         Raises:
             ValueError: it is none, its head is missing, or its tokenizer is not the one it was trained with.
         """
-        directory = Path(directory)
-        card = RewardModelCard.load(directory)
-        chat = ChatFormat.from_tokenizer(load_tokenizer(str(directory)))
-        if chat.fingerprint != card.tokenizer_fingerprint:
-            raise ValueError(
-                f"{directory}: its tokenizer or chat template is not the one it was trained with "
-                f"({chat.fingerprint}, {CARD_FILE} says {card.tokenizer_fingerprint}); restore the files."
+        path, device = find_checkpoint(directory), device or best_device()
+        card = RewardModelCard.load(path) if (path / CARD_FILE).is_file() else None
+        if card and any(value is not None for value in (segmentation, base_model, chat_template)):
+            raise ValueError(f"{directory} has a {CARD_FILE}, which says how it is read; pass nothing beside it.")
+        chat = ChatFormat.from_tokenizer(load_tokenizer(str(path)), chat_template)
+        segmenter = load_causal_lm(base_model, device=device) if base_model else None
+        normalizer = None
+        if card is not None:
+            if chat.fingerprint != card.tokenizer_fingerprint:
+                raise ValueError(
+                    f"{directory}: its tokenizer or chat template is not the one it was trained with "
+                    f"({chat.fingerprint}, {CARD_FILE} says {card.tokenizer_fingerprint}); restore the files."
+                )
+        else:
+            config = config_of(str(path))
+            card = card_of(
+                str(directory), config, chat, segmentation=segmentation, base_model=base_model, segmenter=segmenter
             )
-        model = load_classifier(directory).to(device or best_device()).eval()
-        path = directory / NORMALIZER_FILE
-        normalizer = LocationNormalizer.load(path) if path.exists() else None
-        return cls(model, chat, card, normalizer)
+            normalizer = score_normalizer(config, card)
+        model = load_classifier(path).to(device).eval()
+        if (path / NORMALIZER_FILE).exists():
+            normalizer = LocationNormalizer.load(path / NORMALIZER_FILE)
+        return cls(model, chat, card, normalizer, segmenter)
 
     def save_pretrained(self, directory: str | Path, *, merge: bool = True) -> None:
         """Write a directory that plain `AutoModelForSequenceClassification` loads.
@@ -227,6 +189,8 @@ class SegmentRewardModel:
             ValueError: the model found under its name is another one.
         """
         if self._segmenter is None:
+            if not self.segmenter_fingerprint:
+                raise ValueError(f"{self.card.base_model} names no model that cuts responses; pass base_model=… to it.")
             device = next(self.model.parameters()).device
             model = load_causal_lm(self.card.base_model, device=device)
             if model_fingerprint(model) != self.card.segmenter_fingerprint:
@@ -237,21 +201,9 @@ class SegmentRewardModel:
             self._segmenter = model
         return self._segmenter
 
-    def aggregate(self, unit_rewards: Float[Tensor, "b s"], unit_mask: Bool[Tensor, "b s"]) -> Float[Tensor, " b"]:
-        """Return e(x, y), the score of each response."""
-        card = self.card
-        return aggregate(unit_rewards, unit_mask, kind=card.aggregator, temperature=card.temperature)
-
-    def unit_rewards(self, conversations: Conversations, segmentation: Segmentation) -> Float[Tensor, "b s"]:
-        """Return the raw reward of each unit; 0 in padding."""
-        states = response_states(self.model, conversations).at
-        return self._read(states, conversations, segmentation)
-
-    def _read(
-        self, states: Float[Tensor, "b t d"], conversations: Conversations, segmentation: Segmentation
-    ) -> Float[Tensor, "b s"]:
-        columns = read_columns(segmentation, conversations.ended.to(states.device), self.read_position)
-        return read_rewards(self.head, states, columns, segmentation.unit_mask)
+    def read(self, conversations: Conversations, segmentation: Segmentation) -> Readings:
+        """Return the raw reward of each unit and the score of each response."""
+        return read_units(self.model, conversations, segmentation, self.card)
 
     @torch.no_grad()
     def segment_and_read(
@@ -260,7 +212,7 @@ class SegmentRewardModel:
         *,
         statistics: Callable[[Conversations], tuple[Tensor, ...]] | None = None,
         generator: torch.Generator | None = None,
-    ) -> tuple[Segmentation, Float[Tensor, "b s"]]:
+    ) -> tuple[Segmentation, Readings]:
         """Cut responses by this model's rule and read each unit; one pass where the trunk is the segmenter.
 
         Args:
@@ -288,23 +240,44 @@ class SegmentRewardModel:
             ended=ended,
             generator=generator,
         )
-        return segmentation, self._read(states, conversations, segmentation)
+        return segmentation, read_states(self.model, states, conversations.ended, segmentation, self.card)
 
-    def encode(self, prompt: list[Message], response: str) -> tuple[list[int], list[int], bool]:
-        """Return prompt ids, response ids and whether the response kept its stop token, within `max_length`."""
-        prompt_ids, (kept,), (ended,) = encode_answers(prompt, [response], self.chat, self.card.max_length)
-        return prompt_ids, kept, ended
+    def encode(
+        self,
+        prompt: list[Message] | str,
+        response: str,
+        finished: bool = True,
+        template: dict[str, Any] | None = None,
+    ) -> EncodedAnswer:
+        """Encode a response to a prompt within `max_length`.
+
+        Args:
+            finished: False for a response that was cut off, and so has no stop token.
+            template: further arguments of the chat template, such as tools.
+        """
+        card = self.card
+        encoded = encode_answer(
+            prompt, response, self.chat, card.max_length, card.overlong, template, finished=finished
+        )
+        assert encoded is not None, "a card never drops"
+        return encoded
 
     def score(
         self,
-        prompts: list[list[Message]],
+        prompts: Sequence[list[Message] | str],
         responses: list[str],
         batch_size: int = 16,
         description: str = "",
+        *,
+        finished: list[bool] | None = None,
+        templates: list[dict[str, Any]] | None = None,
     ) -> list[ScoredResponse]:
         """Score responses to prompts, in order.
 
         Args:
+            prompts: messages each, or their text as the chat template renders it.
+            finished: False for a response that was cut off; None for all finished.
+            templates: further arguments of the chat template for each prompt, such as tools.
             description: label of the progress bar; empty for none.
 
         Raises:
@@ -314,35 +287,36 @@ class SegmentRewardModel:
             raise ValueError(f"{len(prompts)} prompts for {len(responses)} responses; give one each.")
         if self.normalizer is not None:
             self.normalizer.require(self.fingerprint, rule=self.segmentation.label, source=NORMALIZER_FILE)
-        rows = [self.encode(p, r) for p, r in zip(prompts, responses, strict=True)]
-        ended = torch.tensor([row[2] for row in rows], dtype=torch.bool)
-        conversations = Conversations([row[0] for row in rows], [row[1] for row in rows], ended)
+        options = zip(finished or [True] * len(prompts), templates or [{}] * len(prompts), strict=True)
+        rows = [self.encode(p, r, *option) for p, r, option in zip(prompts, responses, options, strict=True)]
+        ended = torch.tensor([row.ended for row in rows], dtype=torch.bool)
+        conversations = Conversations([row.prompt for row in rows], [row.response for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
         cuts: list[Segmentation] = []
         batches = list(micro_batches(conversations, batch_size))
         for batch in track(batches, description, disable=not description):
             part = conversations.select(batch)
-            segmentation, rewards = self.segment_and_read(part)
+            segmentation, readings = self.segment_and_read(part)
             cuts.append(segmentation)
             texts = [responses[i] for i in batch]
-            scored.update(zip(batch, self.describe(segmentation, rewards, part, texts), strict=True))
+            for i, record in zip(batch, self.describe(segmentation, readings, part, texts), strict=True):
+                scored[i] = replace(record, cut=rows[i].cut)
         warn_of_fallbacks(cuts)
         return [scored[i] for i in range(len(rows))]
 
     def describe(
         self,
         segmentation: Segmentation,
-        rewards: Float[Tensor, "b s"],
+        readings: Readings,
         conversations: Conversations,
-        texts: list[str] | None = None,
+        texts: list[str] | list[str | None] | None = None,
     ) -> list[ScoredResponse]:
         """Turn a scored batch into records with text.
 
         Args:
-            texts: the responses' own text; None takes the text of their ids.
+            texts: the responses' own text; None, of all or of one, takes the text of its ids.
         """
-        scores = self.aggregate(rewards, segmentation.unit_mask).tolist()
-        locations = segmentation.locations
+        rewards, scores, locations = readings.rewards, readings.scores.tolist(), segmentation.locations
         normalized = self.normalizer.normalize(rewards, segmentation).tolist() if self.normalizer else None
         columns = zip(
             segmentation.counts.tolist(),
@@ -353,8 +327,9 @@ class SegmentRewardModel:
         records = []
         for b, (count, ends, lengths) in enumerate(columns):
             ids = conversations.responses[b]
-            text = self.chat.decode(ids) if texts is None else texts[b]
-            spans = self.chat.cut_text(ids, ends[:count], None if texts is None else text)
+            own = texts[b] if texts else None
+            text = self.chat.decode(ids) if own is None else own
+            spans = self.chat.cut_text(ids, ends[:count], own)
             segments = [
                 Segment(
                     text=text[start:stop],

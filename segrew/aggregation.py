@@ -26,6 +26,9 @@ def aggregate(
 
     With τ the temperature: `softmax` τ·ln Σ exp(r/τ), `softmin` −τ·ln Σ exp(−r/τ), `log_mean_exp`
     τ·ln mean exp(r/τ), `softmax_weighted` Σ softmax(r/τ)·r, `learned` Σ weights·r.
+
+    Args:
+        weights: of `learned`, one per unit; those of `attention_weights` sum to 1.
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature {temperature} must be a positive number")
@@ -38,6 +41,15 @@ def aggregate(
     absent = ~unit_mask & (count > 0)[:, None]
     score = _score(filled, absent, count.clamp(min=1), kind, temperature, weights)
     return score.masked_fill(count == 0, 0.0)
+
+
+def attention_weights(
+    logits: Float[Tensor, "b s"], unit_mask: Bool[Tensor, "b s"], *, temperature: float | int = 1.0
+) -> Float[Tensor, "b s"]:
+    """softmax(logits / τ) over the units of each row; 0 in padding and in empty rows."""
+    absent = ~unit_mask & unit_mask.any(1, keepdim=True)  # an empty row keeps zeros, so that no NaN arises
+    scaled = fill_padding(logits, unit_mask) / temperature
+    return scaled.masked_fill(absent, -torch.inf).softmax(1).masked_fill(~unit_mask, 0.0)
 
 
 def _score(

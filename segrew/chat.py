@@ -6,36 +6,22 @@ even where a merge would cross it, and a response sampled by the policy is score
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, takewhile
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from jinja2 import TemplateError
+
+from segrew.chat_templates import Message, freeze_template, merge_system, takes_system, template_text
 from segrew.response_text import ResponseText
-
-Message = dict[str, str]
 
 _BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
 
-NAMED_TEMPLATES = {
-    "raw": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
-    "chatml": (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    ),
-}
 
-
-def _template_text(chat_template: str) -> str:
-    if chat_template in NAMED_TEMPLATES:
-        return NAMED_TEMPLATES[chat_template]
-    if not Path(chat_template).is_file():
-        raise ValueError(
-            f"--chat_template {chat_template}: neither one of {sorted(NAMED_TEMPLATES)} nor a .jinja file."
-        )
-    return Path(chat_template).read_text(encoding="utf-8")
+SystemRole = Literal["merge", "error"]
 
 
 @dataclass(frozen=True)
@@ -45,20 +31,26 @@ class ChatFormat:
     Args:
         tokenizer: a fast Hugging Face tokenizer whose `chat_template` is set.
         stop_id: the token that ends a response.
+        system_role: where the template has none, merge a system message into the first user turn, or refuse it.
     """
 
     tokenizer: Any
     stop_id: int
+    system_role: SystemRole = "merge"
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Any, chat_template: str | None = None) -> "ChatFormat":
+    def from_tokenizer(
+        cls, tokenizer: Any, chat_template: str | None = None, system_role: SystemRole = "merge"
+    ) -> "ChatFormat":
         """Take the tokenizer's own template, a named one, or a .jinja file.
+
+        A template that writes today's date writes `FROZEN_DATE` from here on, in the saved tokenizer too.
 
         Raises:
             ValueError: there is no template, no such file, or no stop token.
         """
         if chat_template is not None:
-            tokenizer.chat_template = _template_text(chat_template)
+            tokenizer.chat_template = template_text(chat_template)
         if not tokenizer.chat_template:
             raise ValueError(
                 f"{tokenizer.name_or_path or 'this tokenizer'} has no chat template (a base model); pass "
@@ -66,7 +58,8 @@ class ChatFormat:
             )
         if tokenizer.eos_token_id is None:
             raise ValueError(f"{tokenizer.name_or_path}: the tokenizer names no end token; set eos_token in it.")
-        return cls(tokenizer, _stop_token_of_template(tokenizer))
+        freeze_template(tokenizer)
+        return cls(tokenizer, _stop_token_of_template(tokenizer), system_role)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -87,25 +80,95 @@ class ChatFormat:
         adds = bos is not None and self.tokenizer("", add_special_tokens=True)["input_ids"][:1] == [bos]
         return [bos] if adds else []
 
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
 
-    def render(self, messages: list[Message]) -> str:
-        """Return the text of a prompt up to where the assistant begins to speak."""
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    def _tokenize(self, text: str, room: int | None = None, *, tail: bool = False, **options: Any) -> Any:
+        """Tokenise; a text of more than `room` tokens only as far as that shows, from its head or its tail.
 
-    def prompt_ids(self, messages: list[Message]) -> list[int]:
-        """Return the ids of a prompt, with at most one leading BOS."""
-        ids = self._encode(self.render(messages))
+        So one enormous answer costs no more than the longest that is used.
+        """
+        reach = len(text) if room is None else (room + 64) * self._longest_token
+        if len(text) > reach:
+            part = text[-reach:] if tail else text[:reach]
+            encoded = self.tokenizer(part, add_special_tokens=False, **options)
+            if len(encoded["input_ids"]) > (room or 0):
+                return encoded
+        return self.tokenizer(text, add_special_tokens=False, **options)
+
+    @cached_property
+    def _merges_system(self) -> bool:
+        return not takes_system(self.tokenizer)
+
+    def _adapted(self, messages: list[Message]) -> list[Message]:
+        """Return the messages as a template without system role takes them; unchanged for any other."""
+        if not self._merges_system:
+            return messages
+        merged = merge_system(messages)
+        if merged is not messages and self.system_role == "error":
+            raise ValueError(
+                "the chat template has no role 'system' (--system_role merge puts it into the first turn)."
+            )
+        if merged is not messages:
+            _ = self._told_of_merging
+        return merged
+
+    @cached_property
+    def _told_of_merging(self) -> None:
+        """Warn, the first time that this is asked for."""
+        warnings.warn(
+            "the chat template has no role 'system': system messages are put at the head of the first user turn.",
+            stacklevel=2,
+        )
+
+    def render(self, messages: list[Message], template: dict[str, Any] | None = None) -> str:
+        """Return the text of a prompt up to where the assistant begins to speak.
+
+        Args:
+            template: further arguments of the template, such as tools.
+
+        Raises:
+            ValueError: the template refuses the messages.
+        """
+        messages = self._adapted(messages)
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **(template or {})
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ValueError(f"the chat template refuses a prompt of {roles}: {error}") from error
+
+    def prompt_ids(
+        self, prompt: list[Message] | str, template: dict[str, Any] | None = None, *, room: int | None = None
+    ) -> list[int]:
+        """Return the ids of a prompt, given as messages or as rendered text, with at most one leading BOS.
+
+        A prompt of no messages, before answers that are whole texts, is the BOS, or else the end token.
+
+        Args:
+            template: further arguments of the template, such as tools.
+            room: tokens of which the last are used; a prompt that is far longer comes back as its own end.
+        """
+        if not prompt:
+            bos = self.tokenizer.bos_token_id
+            return [self.tokenizer.eos_token_id if bos is None else bos]
+        text = prompt if isinstance(prompt, str) else self.render(prompt, template)
+        ids = self._tokenize(text, room, tail=True)["input_ids"]
         if ids[:1] != self._leading_bos:  # else the template, or the text itself, begins with it
             ids = self._leading_bos + ids
         if not ids:
             raise ValueError("a prompt of no tokens: the first response token has nothing before it.")
         return ids
 
-    def response_ids(self, text: str) -> list[int]:
-        """Return the ids of a finished response: its text and the stop token, nothing after it."""
-        return [*self._encode(text), self.stop_id]
+    def response_ids(self, text: str, *, room: int | None = None) -> list[int]:
+        """Return the ids of a finished response: its text and the stop token, nothing after it.
+
+        Args:
+            room: tokens of which the first are used; of a response that is far longer the rest is not tokenised.
+        """
+        return [*self._tokenize(text, room)["input_ids"], self.stop_id]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of response ids, without stop or other special tokens."""
@@ -119,7 +182,7 @@ class ChatFormat:
     @cached_property
     def _anchor(self) -> tuple[list[int], int]:
         """Ids of some text and its length: decoders may drop the space of a token that stands first."""
-        ids = self._encode("a")
+        ids = self._tokenize("a")["input_ids"]
         return ids, len(self.decode(ids))
 
     def _added(self, ids: list[int]) -> str:
@@ -173,7 +236,7 @@ class ChatFormat:
             text: what `ids` were encoded from; None tiles their decoded text instead.
         """
         if text is not None:
-            offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            offsets = self._tokenize(text, len(ids), return_offsets_mapping=True)["offset_mapping"]
             places = [offsets[end][1] if end < len(offsets) else len(text) for end in ends[:-1]]
         else:
             decoded = self.response_text(ids)

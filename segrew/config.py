@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 T = TypeVar("T")
+_COUNTS = ("batch_size", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
 
 
 def arg(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
@@ -83,7 +84,7 @@ def _check_numbers(configs: tuple) -> None:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if number and field.name.endswith("learning_rate") and value < 0:
                 raise ValueError(f"--{field.name} {value}: must not be negative.")
-            if number and field.name.endswith(("batch_size", "max_pairs", "max_rows", "max_per_subset")) and value < 1:
+            if number and field.name.endswith(_COUNTS) and value < 1:
                 raise ValueError(f"--{field.name} {value}: must be at least 1.")
 
 

@@ -1,19 +1,24 @@
-"""Preference pairs: reading them from files or the hub, and saying exactly what is wrong with a row."""
+"""Preference pairs: what a row of a data set says, and what is wrong with it."""
 
-import gzip
 import json
-import zlib
+import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from segrew.chat import ChatFormat, Message
+from segrew.chat import Message
+from segrew.data_options import DataOptions
+from segrew.dataset_formats import Row, Unusable
+from segrew.records import EMBEDDED_PAIRS
+from segrew.sources import Source, load, prompt_key
 
-EMBEDDED_PAIRS = "everyday"
 IDENTICAL = "identical answers"
+_IDS = {
+    "prompt": ("prompt_ids", "prompt_input_ids"),
+    "chosen": ("chosen_ids", "chosen_input_ids"),
+    "rejected": ("rejected_ids", "rejected_input_ids"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,14 @@ class PreferencePair:
     """A prompt with a better and a worse answer.
 
     Args:
-        prompt: messages up to where the assistant speaks.
+        prompt: messages up to where the assistant speaks; none where the answers are whole texts.
         chosen, rejected: the answers' text.
-        faults: marked stretches of `rejected`, if known.
         subset: of a benchmark, else empty.
+        faults: marked stretches of `rejected`, if known.
+        margin: by how much the chosen score should lead, if known.
+        template: further arguments of the chat template, such as tools.
+        ids: prompt, chosen and rejected as token ids, where the row holds these instead of texts.
+        where: file and line, for messages.
     """
 
     prompt: list[Message]
@@ -42,92 +51,23 @@ class PreferencePair:
     id: str = ""
     subset: str = ""
     faults: tuple[Fault, ...] = ()
+    margin: float | None = None
+    template: dict[str, Any] = field(default_factory=dict)
+    ids: tuple[list[int], list[int], list[int]] | None = None
+    where: str = ""
 
 
 @dataclass
 class LoadedPairs:
-    """Usable pairs, and how many rows were left out for which reason."""
+    """Usable pairs, and what was read of each data set."""
 
     pairs: list[PreferencePair] = field(default_factory=list)
-    skipped: Counter = field(default_factory=Counter)
+    sources: list[Source] = field(default_factory=list)
 
-
-def _open_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path}: not a readable gzip file ({error}).") from None
-
-
-def read_records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("file, line n", record) from a .jsonl, .jsonl.gz or .json file of objects.
-
-    Raises:
-        ValueError: the file is missing, empty or malformed; the message names file and line.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file.")
-    if path.name.removesuffix(".gz").endswith(".json"):
-        yield from _read_json_array(path)
-        return
-    count = 0
-    for number, line in _open_lines(path):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError:
-            raise ValueError(f"{where}: not UTF-8; convert the file to UTF-8.") from None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno}).") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{where}: expected a JSON object, found {type(record).__name__}.")
-        count += 1
-        yield where, record
-    if count == 0:
-        raise ValueError(f"{path}: the file holds no rows.")
-
-
-def _read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    content = b"".join(line for _, line in _open_lines(path))
-    try:
-        records = json.loads(content)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}).") from None
-    if not isinstance(records, list) or not records:
-        raise ValueError(f"{path}: expected a non-empty JSON list of objects.")
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, item {number}: expected a JSON object, found {type(record).__name__}.")
-        yield f"{path}, item {number}", record
-
-
-def records_of(name_or_path: str, split: str = "train") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield records from a local file, a directory of files, or a data set of the hub."""
-    path = Path(name_or_path)
-    if path.is_dir():
-        found = sorted(p for p in path.iterdir() if ".json" in p.name)
-        if not found:
-            raise ValueError(f"{path}: no .jsonl, .jsonl.gz or .json file in this directory.")
-        for part in found:
-            yield from read_records(part)
-        return
-    if path.is_file() or ".json" in path.name:
-        yield from read_records(path)
-        return
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(name_or_path, split=split)
-    except Exception as error:  # the hub's errors are many; each means that the set cannot be had
-        raise ValueError(f"'{name_or_path}' is no local file, and the hub gives no such data set: {error}") from None
-    for number, row in enumerate(rows, 1):
-        yield f"{name_or_path} [{split}], row {number}", row
+    @property
+    def skipped(self) -> Counter:
+        """How many rows were left out for which reason."""
+        return sum((source.skipped for source in self.sources), Counter())
 
 
 def as_messages(value: Any, where: str, column: str) -> list[Message]:
@@ -139,38 +79,76 @@ def as_messages(value: Any, where: str, column: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if isinstance(value, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
-        return [{"role": str(m["role"]), "content": m["content"]} for m in value]
+        # The hub fills in None where some other message has a key; templates ask whether the key is there.
+        return [{k: v for k, v in m.items() if v is not None or k == "content"} for m in value]
     raise ValueError(f"{where}: column '{column}' is neither text nor a list of role/content messages.")
 
 
-def _prompt_and_answers(record: dict[str, Any], where: str) -> tuple[list[Message], Any, Any]:
-    """Split a record into prompt, chosen and rejected text, in any of TRL's preference shapes."""
+def template_arguments(row: Row, where: str) -> dict[str, Any]:
+    """Return what a row gives its chat template: TRL's `chat_template_kwargs` and `tools` (a list, or JSON of one).
+
+    Raises:
+        ValueError: one of them is of another kind.
+    """
+    given = {name: row.get(name) for name in ("chat_template_kwargs", "tools")}
+    try:
+        given = {name: json.loads(value) if isinstance(value, str) else value for name, value in given.items()}
+    except json.JSONDecodeError:
+        raise ValueError(f"{where}: 'tools' and 'chat_template_kwargs' must be JSON where they are text.") from None
+    arguments, tools = given["chat_template_kwargs"] or {}, given["tools"]
+    if not isinstance(arguments, dict) or not isinstance(tools or [], list):
+        raise ValueError(f"{where}: 'tools' must be a list, and 'chat_template_kwargs' names with values.")
+    return {**arguments, "tools": tools} if tools else dict(arguments)
+
+
+def common_prompt(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], Any, Any]:
+    """Split two conversations into the messages they share and the answer that ends each."""
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    if chosen == rejected and chosen:
+        shared -= 1
+    if shared == 0 or not shared == len(chosen) - 1 == len(rejected) - 1:
+        raise Unusable("conversations part before the last message" if shared else "no common prompt")
+    if {chosen[-1]["role"], rejected[-1]["role"]} != {"assistant"}:
+        raise Unusable("last message is not the assistant's")
+    return chosen[:-1], chosen[-1]["content"], rejected[-1]["content"]
+
+
+def _prompt_and_answers(row: Row, where: str) -> tuple[list[Message], Any, Any]:
+    """Split a row into prompt, chosen and rejected text, in any of TRL's preference shapes."""
     for column in ("chosen", "rejected"):
-        if column not in record:
+        if column not in row:
             raise ValueError(
-                f"{where}: no column '{column}' (found: {', '.join(sorted(record))}). A preference row has "
+                f"{where}: no column '{column}' (found: {', '.join(sorted(row))}). A preference row has "
                 "'chosen' and 'rejected', and 'prompt' unless both are whole conversations."
             )
-    chosen, rejected = record["chosen"], record["rejected"]
-    prompt = as_messages(record["prompt"], where, "prompt") if record.get("prompt") is not None else []
+    chosen, rejected = row["chosen"], row["rejected"]
+    prompt = as_messages(row["prompt"], where, "prompt") if row.get("prompt") is not None else []
     if isinstance(chosen, list) and isinstance(rejected, list):
-        whole_chosen, whole_rejected = (
-            answer if prompt and answer[: len(prompt)] == prompt else prompt + answer  # some sets repeat the prompt
-            for answer in (as_messages(chosen, where, "chosen"), as_messages(rejected, where, "rejected"))
-        )
-        if not whole_chosen or not whole_rejected or whole_chosen[:-1] != whole_rejected[:-1]:
-            return [], None, None
-        return whole_chosen[:-1], whole_chosen[-1]["content"], whole_rejected[-1]["content"]
+        sides = as_messages(chosen, where, "chosen"), as_messages(rejected, where, "rejected")
+        # Some sets repeat the prompt in the answers.
+        whole = [side if prompt and side[: len(prompt)] == prompt else prompt + side for side in sides]
+        return common_prompt(whole[0], whole[1])
     return prompt, chosen, rejected
 
 
-def _unusable(prompt: list[Message], chosen: Any, rejected: Any) -> str | None:
-    """Return why a pair cannot be used, or None."""
-    if not prompt or any(not isinstance(m["content"], str) for m in prompt):
-        return "no common prompt"
+_OTHER_NAMES = {"question", "instruction", "input", "query", "messages", "conversations", "context"}
+
+
+def _check_usable(row: Row, where: str, prompt: list[Message], chosen: Any, rejected: Any) -> None:
+    """Raise `Unusable` with the reason why a pair cannot be used, if there is one."""
+    if any(not isinstance(m["content"], str) and not m.get("tool_calls") for m in prompt):
+        raise Unusable("no text in the prompt")
     if not all(isinstance(text, str) and text.strip() for text in (chosen, rejected)):
-        return "empty answer"
-    return IDENTICAL if chosen == rejected else None
+        raise Unusable("empty answer")
+    if not prompt and "prompt" in row:
+        raise Unusable("no prompt")
+    if not prompt and (near := sorted(_OTHER_NAMES & set(row))):
+        raise ValueError(
+            f"{where}: no column 'prompt', so the answers would be read as whole texts; if '{near[0]}' is the prompt, "
+            "rename it or name the format with --dataset_format."
+        )
 
 
 def _faults(marks: Any, rejected: str, where: str) -> tuple[Fault, ...]:
@@ -187,84 +165,94 @@ def _faults(marks: Any, rejected: str, where: str) -> tuple[Fault, ...]:
     return faults
 
 
-def load_preferences(name_or_path: str, split: str = "train", *, keep_identical: bool = False) -> LoadedPairs:
-    """Load preference pairs from a file, a directory, the hub, or the embedded set ("everyday").
+def _margin(value: Any, where: str) -> float | None:
+    try:
+        margin = None if value is None else float(value)
+    except (TypeError, ValueError):
+        margin = math.nan
+    if margin is not None and not math.isfinite(margin):
+        raise ValueError(f"{where}: column 'margin' is {value!r}; it must be a finite number, or nothing.")
+    return margin
+
+
+def _ids(row: Row, where: str) -> tuple[list[int], list[int], list[int]] | None:
+    """Return a pre-tokenised row's prompt, chosen and rejected ids; None where the row holds texts."""
+    found = {part: next((row[c] for c in columns if c in row), None) for part, columns in _IDS.items()}
+    if found["chosen"] is None and found["rejected"] is None:
+        return None
+    for part, ids in found.items():
+        if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
+            raise ValueError(
+                f"{where}: a pre-tokenised row needs {', '.join(columns[0] for columns in _IDS.values())}, each a list "
+                f"of token ids ('{part}' is not); without its prompt's ids nobody knows where an answer begins."
+            )
+        if not ids:
+            raise Unusable("no prompt" if part == "prompt" else "empty answer")
+    return found["prompt"], found["chosen"], found["rejected"]  # type: ignore[return-value]
+
+
+def pair_of(row: Row, where: str, *, keep_identical: bool = False) -> PreferencePair:
+    """Turn a row in TRL's columns into a pair.
+
+    Raises:
+        Unusable: the row is whole but gives no pair.
+        ValueError: the row has another shape; the message names file and line.
+    """
+    ids = _ids(row, where)
+    if ids is None:
+        prompt, chosen, rejected = _prompt_and_answers(row, where)
+        _check_usable(row, where, prompt, chosen, rejected)
+    else:
+        prompt, chosen, rejected = [], "", ""
+    if not keep_identical and (chosen == rejected if ids is None else ids[1] == ids[2]):
+        raise Unusable(IDENTICAL)
+    return PreferencePair(
+        prompt,
+        chosen,
+        rejected,
+        id=where.rsplit(" ", 1)[-1] if row.get("id") is None else str(row["id"]),
+        subset=row.get("subset") or "",
+        faults=_faults(row.get("faults"), rejected, where),
+        margin=_margin(row.get("margin"), where),
+        template=template_arguments(row, where),
+        ids=ids,
+        where=where,
+    )
+
+
+def key_of(pair: PreferencePair) -> str:
+    """Return what tells a pair's prompt from others; a whole text, which has none, is told by itself."""
+    return str(pair.ids[0]) if pair.ids else prompt_key(pair.prompt) if pair.prompt else pair.chosen
+
+
+def load_preferences(
+    names: str | list[str],
+    split: str = "train",
+    options: DataOptions | None = None,
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    keep_identical: bool = False,
+) -> LoadedPairs:
+    """Load preference pairs from files, directories, the hub, or the embedded set ("everyday").
 
     Rows without a usable pair are counted by reason; a row of another shape is an error.
 
     Args:
+        limit, seed: of several data sets, see `segrew.sources.load`.
         keep_identical: keep pairs of equal answers, which an evaluation counts as ties.
 
     Raises:
         ValueError: what is wrong, in which file and line; also when no usable pair is left.
     """
-    if name_or_path == EMBEDDED_PAIRS:
-        return LoadedPairs(everyday_pairs(split))
-    loaded, rows = LoadedPairs(), 0
-    for rows, (where, record) in enumerate(records_of(name_or_path, split), 1):
-        prompt, chosen, rejected = _prompt_and_answers(record, where)
-        reason = _unusable(prompt, chosen, rejected)
-        if reason and not (keep_identical and reason == IDENTICAL):
-            loaded.skipped[reason] += 1
-            continue
-        faults = _faults(record.get("faults"), rejected, where)
-        loaded.pairs.append(
-            PreferencePair(prompt, chosen, rejected, str(record.get("id", rows)), record.get("subset") or "", faults)
-        )
-    if not loaded.pairs:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in loaded.skipped.items())
-        raise ValueError(f"{name_or_path}: 0 of {rows} rows are usable pairs ({reasons}).")
-    return loaded
+    convert = partial(pair_of, keep_identical=keep_identical)
+    pairs, sources = load(names, split, options or DataOptions(), convert, key_of, what="pairs", limit=limit, seed=seed)
+    return LoadedPairs(pairs, sources)
 
 
 def everyday_pairs(split: str) -> list[PreferencePair]:
     """Return the pairs that ship with segrew (CC0): "train" (70 % of the prompts) or "test"."""
-    source = files("segrew") / "data" / "everyday_pairs.jsonl"
-    pairs = []
-    for line in source.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["split"] == split:
-            faults = tuple(Fault(**fault) for fault in row["faults"])
-            pairs.append(
-                PreferencePair(row["prompt"], row["chosen"], row["rejected"], row["id"], row["category"], faults)
-            )
-    if not pairs:
-        raise ValueError(f"the embedded pairs have the splits 'train' and 'test', not '{split}'.")
-    return pairs
-
-
-@dataclass(frozen=True)
-class EncodedPair:
-    """A pair as token ids: one prompt, two responses that end with the stop token unless cut."""
-
-    prompt: list[int]
-    chosen: list[int]
-    rejected: list[int]
-    ended: tuple[bool, bool]
-
-
-def encode_answers(
-    messages: list[Message], texts: list[str], chat: ChatFormat, max_length: int
-) -> tuple[list[int], list[list[int]], list[bool]]:
-    """Encode answers to one prompt within `max_length` tokens each, prompt included.
-
-    The prompt is cut on its left first, by what the longest answer needs, down to half of `max_length`; an answer
-    that still does not fit is cut on its right and then has no stop token.
-
-    Returns:
-        Prompt ids, the ids of each answer, and whether each kept its stop token.
-    """
-    prompt = chat.prompt_ids(messages)
-    answers = [chat.response_ids(text) for text in texts]
-    prompt = prompt[-max(max_length - max(map(len, answers)), max_length // 2) :]
-    kept = [ids[: max_length - len(prompt)] for ids in answers]
-    return prompt, kept, [len(part) == len(ids) for part, ids in zip(kept, answers, strict=True)]
-
-
-def encode_pair(pair: PreferencePair, chat: ChatFormat, max_length: int) -> EncodedPair:
-    """Encode a pair within `max_length` tokens a side; both sides keep the same prompt (see `encode_answers`)."""
-    prompt, (chosen, rejected), ended = encode_answers(pair.prompt, [pair.chosen, pair.rejected], chat, max_length)
-    return EncodedPair(prompt, chosen, rejected, (ended[0], ended[1]))
+    return load_preferences(EMBEDDED_PAIRS, split).pairs
 
 
 def longer_wins(pairs: list[PreferencePair]) -> float:

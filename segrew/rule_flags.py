@@ -1,10 +1,10 @@
 """The flags of segmentation rules, once for every command that takes a rule."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from segrew.config import arg
-from segrew.segmentation import RULES, Rule, SegmentationConfig, WhenExhausted
+from segrew.segmentation import RULES, Compat, Rule, SegmentationConfig, WhenExhausted
 
 _ENTROPY_THRESHOLDS = ("threshold", "quantile", "target_length")
 
@@ -70,6 +70,7 @@ class RuleFlags(RuleSettings):
     threshold: float | None = arg(None, help="Entropy (nats) above which a token opens a unit.")
     quantile: float | None = arg(None, help="The threshold as a quantile of the model's own entropy (default 0.8).")
     target_length: float | None = arg(None, help="The threshold that gives units of this mean length, in tokens.")
+    compat: Compat | None = arg(None, help="dense_rlhf_release: the stop token is in no unit, as in 2501.02790's code.")
 
     def segmentation(self) -> SegmentationConfig:
         """Return the rule; a threshold that is not in nats is yet to be resolved.
@@ -81,7 +82,7 @@ class RuleFlags(RuleSettings):
             self.rule, threshold=self.threshold, quantile=self.quantile, target_length=self.target_length
         )
         self.refuse_unread([rule], dict.fromkeys(_ENTROPY_THRESHOLDS, "threshold"))
-        return rule
+        return replace(rule, compat=self.compat)
 
 
 def _default(field: Any) -> Any:

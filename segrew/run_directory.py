@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RUN_FILE = "run.json"
+DATA_FILE = "data.json"  # what was read of each data set, left out and cut, by reason
 _VERSIONED = ("segrew", "torch", "transformers", "peft", "accelerate", "scikit-learn")
 
 

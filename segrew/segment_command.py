@@ -8,13 +8,16 @@ from rich.console import Console
 
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
+from segrew.data_options import DataOptions
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.encoding import Overlong, conversations_of, encode_pairs
 from segrew.language_models import Conversations, load_causal_lm, load_tokenizer
 from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
 from segrew.rule_flags import RuleFlags
 from segrew.run_directory import RunDirectory, write_jsonl
 from segrew.segmentation import Segmentation, segment
 from segrew.segmenter import ResponseFeatures, response_features
+from segrew.sources import DataRecord, write_records
 from segrew.text_rules import warn_of_fallbacks
 from segrew.unit_lengths import UnitLengths, length_table, over_thresholds, plot_lengths
 
@@ -26,12 +29,14 @@ class SegmentConfig(RuleFlags):
     model_name_or_path: str = arg(
         EMBEDDED_MODEL, help="Frozen causal model whose entropies cut the responses; other rules use its tokenizer."
     )
-    dataset_name: str = arg(EMBEDDED_PAIRS, help="Preference pairs whose answers are cut.")
+    dataset_name: list[str] | str = arg([EMBEDDED_PAIRS], help="Preference pairs whose answers are cut.")
     dataset_split: str = arg("test", help="Split of it.")
     chat_template: str | None = arg(None, help="raw, chatml or a .jinja file; default the tokenizer's own.")
-    max_pairs: int | None = arg(None, help="Use only the first pairs.")
+    max_length: int = arg(1024, help="Tokens of prompt and response together.")
+    overlong: Overlong = arg("truncate_prompt_left", help="What becomes of more tokens: what is cut first, or neither.")
+    max_pairs: int | None = arg(None, help="Use at most so many pairs: the first, or a draw from several sets.")
     per_device_eval_batch_size: int = arg(16, help="Responses at a time.")
-    seed: int = arg(0, help="Of the rule random_ngram.")
+    seed: int = arg(0, help="Of the rule random_ngram, and of a draw from several data sets.")
     output_dir: str = arg("runs/segments", help="Where segments.jsonl and lengths.svg go.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
@@ -41,15 +46,22 @@ class SegmentConfig(RuleFlags):
 
 def main(argv: list[str]) -> None:
     """Run `segrew segment`."""
-    (config,) = parse("segment", (SegmentConfig,), argv)
+    config, options = parse("segment", (SegmentConfig, DataOptions), argv)
     console, rule = Console(), config.segmentation()
-    pairs = load_preferences(config.dataset_name, config.dataset_split).pairs[: config.max_pairs]
+    limits: dict[str, Any] = {"limit": config.max_pairs, "seed": config.seed}
+    loaded = load_preferences(config.dataset_name, config.dataset_split, options, **limits)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    pairs, encoded, fitted = encode_pairs(loaded.pairs, chat, config.max_length, config.overlong)
+    if not pairs:
+        raise ValueError(f"--max_length {config.max_length}: none of {len(loaded.pairs)} pairs is left; raise it.")
     model = load_causal_lm(config.model_name_or_path) if rule.needs_model else None
     run = RunDirectory.create(
-        config.output_dir, command="segment", config=to_dict(config), overwrite=config.overwrite_output_dir
+        config.output_dir, command="segment", config=to_dict(config, options), overwrite=config.overwrite_output_dir
     )
-    conversations = _conversations(pairs, chat)
+    record = DataRecord("segmented", "pairs", len(pairs), loaded.sources, fitted)
+    console.print(str(record), highlight=False, markup=False, soft_wrap=True)
+    write_records(run.path, [record])
+    conversations = conversations_of(encoded)
     mask, ended, texts = conversations.mask, conversations.ended, chat.response_texts(conversations.responses)
     inputs: dict[str, Any] = {"generator": torch.Generator().manual_seed(config.seed)}
     features = None
@@ -71,12 +83,6 @@ def main(argv: list[str]) -> None:
     console.print(f"Units written to {run.path / 'segments.jsonl'}, their lengths drawn in lengths.svg")
 
 
-def _conversations(pairs: list[PreferencePair], chat: ChatFormat) -> Conversations:
-    prompts = [chat.prompt_ids(pair.prompt) for pair in pairs for _ in range(2)]
-    responses = [chat.response_ids(text) for pair in pairs for text in (pair.chosen, pair.rejected)]
-    return Conversations(prompts, responses, torch.ones(len(responses), dtype=torch.bool))
-
-
 def _rows(
     pairs: list[PreferencePair],
     chat: ChatFormat,
@@ -87,10 +93,11 @@ def _rows(
     rows = []
     for b, ids in enumerate(conversations.responses):
         side = ("chosen", "rejected")[b % 2]
-        text = getattr(pairs[b // 2], side)
-        offsets = chat.cut_text(ids, cut.ends[b, : int(cut.counts[b])].tolist(), text)
+        pair = pairs[b // 2]
+        text = getattr(pair, side)
+        offsets = chat.cut_text(ids, cut.ends[b, : int(cut.counts[b])].tolist(), None if pair.ids else text)
         units = [{"text": text[start:stop], "start": start, "end": stop} for start, stop in offsets]
-        row = {"id": pairs[b // 2].id, "side": side, "units": units}
+        row = {"id": pair.id, "side": side, "units": units}
         if features is not None:
             row["entropy"] = [round(value, 4) for value in features.entropy[b, : len(ids)].tolist()]
         rows.append(row)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +24,7 @@ from segrew.unit_rules import (
     ReadPosition,
     WhenExhausted,
     join_stop,
+    leave_out_stop,
     read_columns,
     segment_by_boundaries,
     segment_by_entropy,
@@ -38,8 +39,8 @@ from segrew.unit_rules import (
 from segrew.units import Segmentation, response_index
 
 __all__ = [
-    "RULES", "ReadPosition", "Rule", "Segmentation", "SegmentationConfig", "WhenExhausted", "join_stop",
-    "read_columns", "segment", "segment_by_boundaries", "segment_by_entropy", "segment_by_ngram",
+    "RULES", "Compat", "ReadPosition", "Rule", "Segmentation", "SegmentationConfig", "WhenExhausted", "join_stop",
+    "leave_out_stop", "read_columns", "segment", "segment_by_boundaries", "segment_by_entropy", "segment_by_ngram",
     "segment_by_perplexity", "segment_by_random_ngram", "segment_by_response", "segment_by_spans",
     "segment_by_token", "whole_characters",
 ]  # fmt: skip
@@ -47,6 +48,7 @@ __all__ = [
 Rule = Literal[
     "entropy", "token", "response", "ngram", "random_ngram", "perplexity", "sentence", "constituency", "python_ast"
 ]
+Compat = Literal["dense_rlhf_release"]
 
 
 # A rule reads what its parameters name: `mask`, an input of `segment` or a field of `SegmentationConfig`.
@@ -80,6 +82,8 @@ class SegmentationConfig:
         max_phrase_words: constituency rule, the most words of a phrase (C of 2410.02743).
         parser: constituency rule, name or path of a spaCy pipeline.
         max_code_tokens: python_ast rule, the most tokens of a statement or expression.
+        compat: dense_rlhf_release cuts as the code of 2501.02790 does: the stop token is in no unit, but for rule
+            response, and a unit may begin inside a character. Its token level is threshold 0.
     """
 
     rule: Rule = "entropy"
@@ -95,10 +99,18 @@ class SegmentationConfig:
     max_phrase_words: int = 5
     parser: str = "en_core_web_sm"
     max_code_tokens: int = 10
+    compat: Compat | None = None
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"unknown segmentation rule {self.rule!r}: choose one of {', '.join(RULES)}")
+        if self.compat not in (None, *get_args(Compat)):
+            raise ValueError(f"unknown compat {self.compat!r}: there is {', '.join(get_args(Compat))}, or none")
+        if self.compat and self.rule not in ("entropy", "response"):
+            raise ValueError(
+                f"compat {self.compat} knows the rules entropy and response, not {self.rule!r}; its token level is "
+                "rule entropy with threshold 0"
+            )
         object.__setattr__(self, "lengths", tuple(self.lengths))
         given = [name for name in ("threshold", "quantile", "target_length") if getattr(self, name) is not None]
         for name in given:
@@ -137,6 +149,10 @@ class SegmentationConfig:
     @property
     def label(self) -> str:
         """The rule in a few characters, such as entropy>1.75 or ngram-5."""
+        return self._label if self.compat is None else f"{self._label} as in {self.compat}"
+
+    @property
+    def _label(self) -> str:
         if self.rule != "entropy":
             sizes = {"ngram": self.n, "constituency": self.max_phrase_words, "python_ast": self.max_code_tokens}
             size = sizes.get(self.rule)
@@ -201,6 +217,8 @@ class SegmentationConfig:
         identity = {"rule": self.rule, **settings, "tokenizer": tokenizer, "read_position": read_position}
         if reads & {"entropy", "logprobs"}:
             identity["segmenter"] = segmenter
+        if self.compat is not None:
+            identity["compat"] = self.compat
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -223,7 +241,7 @@ def segment(
 ) -> Segmentation:
     """Cut responses by a configured rule; no unit but a token begins inside a character.
 
-    The stop token of rows that `ended` joins the unit before it.
+    The stop token of rows that `ended` joins the unit before it. `compat` says where that is otherwise.
 
     Args:
         texts: of the responses. A rule of tensors can do without where every token is of whole characters.
@@ -236,8 +254,11 @@ def segment(
     if config.rule == "entropy" and config.threshold is None:
         raise ValueError(f"{config.label} has no threshold in nats yet: call resolve on the segmenter's entropies")
     cut = _load(RULES[config.rule])(mask=mask, **arguments)
-    if texts is not None and config.rule != "token" and cut.size > 1:
+    if texts is not None and config.rule != "token" and config.compat is None and cut.size > 1:
         rows = [torch.tensor(text.continues, dtype=torch.bool) for text in texts]
         continues = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         cut = whole_characters(cut, pad(continues, (0, mask.shape[1] - continues.shape[1])))
-    return cut if ended is None else join_stop(cut, ended)
+    if ended is None:
+        return cut
+    released = config.compat == "dense_rlhf_release" and config.rule != "response"
+    return leave_out_stop(cut, ended) if released else join_stop(cut, ended)

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from segrew.chat import NAMED_TEMPLATES
+from segrew.chat_templates import NAMED_TEMPLATES
 from segrew.preferences import everyday_pairs
 
 _SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]

@@ -134,6 +134,18 @@ def join_stop(segmentation: Segmentation, ended: Bool[Tensor, " b"]) -> Segmenta
     return Segmentation(ids, segmentation.size, segmentation.fallback)
 
 
+def leave_out_stop(segmentation: Segmentation, ended: Bool[Tensor, " b"]) -> Segmentation:
+    """Take the stop token of rows that `ended` out of every unit, as the code of 2501.02790 does.
+
+    A row of the stop token alone keeps it: there the released code wraps around to the last column.
+    """
+    mask = segmentation.mask
+    final = mask & ~pad(mask, (0, 1))[:, 1:]
+    leaves = ended & (mask.sum(1) > 1)
+    ids = segmentation.ids.masked_fill(final & leaves[:, None], -1)
+    return Segmentation(ids, segmentation.size, segmentation.fallback)
+
+
 def read_columns(
     segmentation: Segmentation, ended: Bool[Tensor, " b"], read_position: ReadPosition = "end"
 ) -> Int64[Tensor, "b s"]:

@@ -17,8 +17,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import RewardModelConfig, RewardTrainingArguments, train_reward_model
+from reward_models.train import train_reward_model
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import parse
+from segrew.data_options import DataOptions
 from segrew.preferences import everyday_pairs
 from segrew.tiny_model import make_tiny_model
 
@@ -139,8 +141,8 @@ def train(tiny_dir, pairs_file) -> Callable:
         settings |= {"disable_tqdm": True, "save_strategy": "no", "bf16": False, "per_device_train_batch_size": 4}
         settings |= flags
         argv = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-        config, args = parse("train-rm", (RewardModelConfig, RewardTrainingArguments), argv)
-        return train_reward_model(config, args, Console(file=io.StringIO()))
+        config, args, options = parse("train-rm", (RewardModelConfig, RewardTrainingArguments, DataOptions), argv)
+        return train_reward_model(config, args, Console(file=io.StringIO()), options)
 
     return run
 

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from reward_models import LocationNormalizer, SegmentRewardModel
-from reward_models.segment_reward_model import RewardModelCard
-from segrew.chat import NAMED_TEMPLATES, ChatFormat
+from reward_models.card import RewardModelCard
+from segrew.chat import ChatFormat
+from segrew.chat_templates import NAMED_TEMPLATES
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint
 from segrew.segmentation import SegmentationConfig
 
@@ -98,6 +99,7 @@ def reward_dirs(tmp_path_factory, policy_dir) -> dict[str, Path]:
         "entropy": SegmentationConfig(rule="entropy", threshold=5.2),
         "response": SegmentationConfig(rule="response"),
         "token": SegmentationConfig(rule="token"),
+        "released": SegmentationConfig(threshold=5.2, compat="dense_rlhf_release"),
         "sentence": SegmentationConfig(rule="sentence"),
     }
     return {

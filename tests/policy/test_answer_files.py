@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policy.answer_files import FORMATS, Author, Question, load_questions, question_of, read_replies
-from segrew.preferences import read_records
+from segrew.records import read_records
 
 ALPACA = {"dataset": "helpful_base", "instruction": "Name a bird.", "output": "A wren.", "generator": "gpt4"}
 ARENA = {"uid": "0f3a", "category": "hard_prompt", "subcategory": "coding", "prompt": "Sort a list."}

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 import policy.ppo as ppo
 from policy.ppo import PPOConfig, main, train_policy
 from reward_models import LocationNormalizer, SegmentRewardModel
+from reward_models.reading import Readings
+from segrew.data_options import DataOptions
 
 METRICS = {
     "step", "reward/score", "reward/dense_sum", "kl/k1", "kl/k2", "kl/k3", "policy/loss", "policy/clip_fraction",
@@ -235,11 +237,12 @@ def test_the_critic_learns_and_leaves_reward_model_and_reference_alone(settings,
 def test_dense_reward_moves_the_policy_towards_it(settings, monkeypatch):
     """A reward of 1 for each byte below 64 and −1 above: their share must grow."""
 
-    def unit_rewards(self, conversations, segmentation):
+    def read(self, conversations, segmentation):
         ids = conversations.response_ids
-        return torch.where(ids < 64, 1.0, -1.0).float().where(segmentation.mask, torch.tensor(0.0))
+        rewards = torch.where(ids < 64, 1.0, -1.0).float().where(segmentation.mask, torch.tensor(0.0))
+        return Readings(rewards, rewards.sum(1) / segmentation.counts)
 
-    monkeypatch.setattr(SegmentRewardModel, "unit_rewards", unit_rewards)
+    monkeypatch.setattr(SegmentRewardModel, "read", read)
     config = settings(
         "token", normalizer="none", total_steps=12, rollout_batch_size=32, learning_rate=1e-2, kl_coef=0.0,
         per_device_train_batch_size=32, critic_learning_rate=1e-2,
@@ -271,17 +274,17 @@ def test_effective_sampling_settings_are_recorded(settings):
 
 
 def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):
-    read = SegmentRewardModel.unit_rewards
+    read = SegmentRewardModel.read
 
     def broken(self, conversations, segmentation):
-        rewards = read(self, conversations, segmentation)
-        rewards[0, 0] = float("nan")
-        return rewards
+        readings = read(self, conversations, segmentation)
+        readings.rewards[0, 0] = float("nan")
+        return readings
 
     def no_update(*_):
         raise AssertionError("updated on a bad reward")
 
-    monkeypatch.setattr(SegmentRewardModel, "unit_rewards", broken)
+    monkeypatch.setattr(SegmentRewardModel, "read", broken)
     monkeypatch.setattr(ppo, "update", no_update)
     with pytest.raises(ValueError, match=r"reward model in .* gave the reward nan to unit 0 of sample \d"):
         train_policy(settings())
@@ -325,6 +328,35 @@ def test_what_is_refused_leaves_no_trace(settings, tmp_path):
     assert len(lines(path, "metrics.jsonl")) == 1
 
 
+def test_what_was_read_left_out_and_cut_is_kept_with_the_run(settings, tmp_path):
+    rows = [{"prompt": f"question {i}"} for i in range(20)] + [{"prompt": "question 3"}, {"prompt": "why " * 90}]
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = settings(total_steps=1, dataset_name=[str(path)], eval_dataset=str(path), eval_samples=2)
+    run = train_policy(config, DataOptions(stage_split="20,40,40"))
+    record = json.loads((run / "data.json").read_text())
+    training, evaluation = record["training"], record["evaluation"]
+    assert (
+        0
+        < training["prompts"]
+        == 21 - training["sources"][0]["skipped"]["in another stage"] - sum(training["fitted"].values())
+    )
+    assert evaluation["prompts"] == 20 and evaluation["sources"][0]["skipped"] == {"repeated prompt": 1}
+    assert evaluation["fitted"] == {"prompts left out: longer than --max_prompt_length": 1}
+    longer = train_policy(settings(total_steps=1, dataset_name=str(path), overlong="truncate_prompt_left",
+                                   output_dir=str(tmp_path / "cut")))  # fmt: skip
+    record = json.loads((longer / "data.json").read_text())["training"]
+    assert record["prompts"] == 21 and record["fitted"] == {"prompts cut to --max_prompt_length": 1}
+
+
+def test_a_run_of_another_stage_is_not_resumed(settings):
+    config = settings(total_steps=1, save_steps=1)
+    train_policy(config, DataOptions(stage_split="0,50,50"))
+    again = settings(total_steps=2, resume_from_checkpoint="latest")
+    with pytest.raises(ValueError, match=r"--stage_split 50,0,50: the run in .* had 0,50,50"):
+        train_policy(again, DataOptions(stage_split="50,0,50"))
+
+
 def test_flags_reach_the_run(settings, capsys):
     config = settings(total_steps=1)
     flags = [
@@ -335,3 +367,23 @@ def test_flags_reach_the_run(settings, capsys):
     ]  # fmt: skip
     main(flags)
     assert len(lines(Path(config.output_dir), "metrics.jsonl")) == 1
+
+
+def test_a_released_convention_runs(settings):
+    path = train_policy(settings("released", action_rule="entropy", total_steps=1))
+    assert math.isfinite(lines(path, "metrics.jsonl")[0]["reward/dense_sum"])
+
+
+@pytest.mark.filterwarnings("ignore:.*is read as an ordinary .bandit. reward model:UserWarning")
+def test_a_reward_model_of_another_program_gives_its_score_at_the_end(settings, reward_dirs, tmp_path):
+    """Without segrew.json it is bandit PPO, and the reference cuts where actions need a model."""
+    stock = shutil.copytree(reward_dirs["response"], tmp_path / "stock")
+    (stock / "segrew.json").unlink()
+    (stock / "normalizer.json").unlink()
+    flags = {"reward_rule": "terminal", "action_rule": "entropy", "entropy_threshold": 5.2, "total_steps": 1}
+    paths = [
+        train_policy(settings("response", output_dir=str(tmp_path / name), reward_model_path=str(path), **flags))
+        for name, path in (("ours", reward_dirs["response"]), ("theirs", stock))
+    ]
+    one, other = (lines(path, "metrics.jsonl")[0]["reward/score"] for path in paths)
+    assert one == pytest.approx(other, abs=1e-6)

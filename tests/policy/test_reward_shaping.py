@@ -123,3 +123,18 @@ def test_kl_is_subtracted_per_token():
     torch.testing.assert_close(sum_by_unit(shaped, segmentation).sum(1), expected.sum(1))
     plain = shape_rewards(rewards, segmentation, torch.zeros(2, 4), ended, kl_coef=0.5)
     torch.testing.assert_close(plain, spread_rewards(rewards, segmentation))
+
+
+def test_a_stop_token_in_no_unit_has_its_kl_and_no_reward():
+    """As in the released code of 2501.02790; the second row was cut off, and its last token is in a unit."""
+    segmentation = Segmentation(torch.tensor([[0, 0, 1, -1], [0, 1, 1, 1]]))
+    rewards = shape_rewards(
+        torch.tensor([[1.0, 2.0], [1.0, 3.0]]),
+        segmentation,
+        torch.full((2, 4), 10.0),
+        torch.tensor([True, False]),
+        kl_coef=0.01,
+        mask=torch.ones(2, 4, dtype=torch.bool),
+    )
+    expected = torch.tensor([[0.5, 0.5, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0]]) - 0.1
+    torch.testing.assert_close(rewards, expected)

@@ -34,6 +34,12 @@ def test_both_axes_share_the_entropy_threshold(reward_model):
     assert axes.terminal and axes.normalizer is None and axes.rewards == reward_model.segmentation
 
 
+def test_a_reward_rule_that_leaves_out_the_stop_token_still_lets_it_act(reward_dirs):
+    model = SegmentRewardModel.from_pretrained(reward_dirs["released"], device=torch.device("cpu"))
+    axes = Axes.from_config(config(action_rule="entropy"), model)
+    assert axes.rewards.compat == "dense_rlhf_release" and axes.actions == SegmentationConfig(threshold=5.2)
+
+
 def test_n_grams_take_their_length_from_the_settings(reward_model):
     assert Axes.from_config(config(action_rule="ngram", n=3), reward_model).actions.label == "ngram-3"
 

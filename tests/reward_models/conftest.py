@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
-from reward_models.segment_reward_model import RewardModelCard, SegmentRewardModel
+from reward_models.card import RewardModelCard
+from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.chat import ChatFormat
 from segrew.language_models import model_fingerprint
 from segrew.segmentation import SegmentationConfig

@@ -46,8 +46,9 @@ def test_each_token_carries_its_units_reward_and_the_baselines_credit(scorer):
         for name, values in row["token_rewards"].items():
             assert values == pytest.approx(other["token_rewards"][name], abs=1e-4)
             assert len(values) == len(row["token_ends"]) == len(row["token_units"])
-        prompt, ids, ended = scorer.encode(USER, text)
-        part = Conversations([prompt], [ids], torch.tensor([ended]))
+        encoded = scorer.encode(USER, text)
+        prompt, ids = encoded.prompt, encoded.response
+        part = Conversations([prompt], [ids], torch.tensor([encoded.ended]))
         after, before = prefix_values(scorer.model, scorer.head, part)
         attention = after[0, -1] * final_attention(scorer.model, prompt, ids)
         logprobs, _ = response_statistics(scorer.segmenter(), part)
@@ -78,7 +79,7 @@ def test_normalized_rewards_count_where_there_is_a_normalizer(scorer):
 def test_a_cut_answer_is_measured_up_to_the_cut(scorer):
     long = Item("1", "", USER, ["a" * 200], spans=(Fault(0, 3, "rude"), Fault(150, 190, "rude")))
     (row,) = localise_items(scorer, scorer, [long])
-    assert row["truncated"] and row["token_ends"] == list(range(1, len(row["token_ends"]) + 1))
+    assert row["cut"] == ["answer"] and row["token_ends"] == list(range(1, len(row["token_ends"]) + 1))
     assert len(row["token_ends"]) < 64
 
 

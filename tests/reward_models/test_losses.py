@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from reward_models import preference_loss
+from reward_models.losses import reward_model_loss
 
 
 def loss_and_gradient(differences, dtype=torch.float32, **kwargs):
@@ -64,8 +65,8 @@ def test_b19_a_step_on_one_pair_raises_its_lead(build_scorer):
 
         def lead(scorer=scorer, rows=rows) -> torch.Tensor:
             chosen, rejected = (
-                scorer.head(scorer.model.model(torch.tensor([prompt + ids])).last_hidden_state[:, -1])
-                for prompt, ids, _ in rows
+                scorer.head(scorer.model.model(torch.tensor([row.prompt + row.response])).last_hidden_state[:, -1])
+                for row in rows
             )
             return chosen[:, 0] - rejected[:, 0]
 
@@ -74,3 +75,13 @@ def test_b19_a_step_on_one_pair_raises_its_lead(build_scorer):
         preference_loss(before, torch.zeros(1)).backward()
         optimizer.step()
         assert lead().item() > before.item()
+
+
+def test_the_loss_of_a_batch_is_preference_plus_centering():
+    """Rows 2i and 2i + 1 are a pair: differences 1 and −2, less margins 0.5 and 1; sums 3 and 4."""
+    scores = torch.tensor([2.0, 1.0, 1.0, 3.0])
+    expected = (math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(3))) / 2
+    margin = torch.tensor([0.5, 1.0])
+    assert reward_model_loss(scores, margin=margin).item() == pytest.approx(expected)
+    centred = reward_model_loss(scores, margin=margin, center_rewards_coefficient=0.01)
+    assert centred.item() == pytest.approx(expected + 0.01 * (9 + 16) / 2)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.linear_model import HuberRegressor
 
 from reward_models import LocationNormalizer
 from reward_models.location_fit import bin_locations, fit_location_curves, robust_line, weighted_line
+from reward_models.normalizer_presets import PRESETS
 from segrew.segmentation import Segmentation
 
 # Published parameters in the order (w_mu, w_sigma, b_mu, b_sigma), with the spread they give.
@@ -508,3 +510,47 @@ def test_token_locations_are_shares_of_tokens():
     torch.testing.assert_close(published(PHI).locations(cut), torch.tensor([[0.5, 1.0, 0.0], [1 / 3, 2 / 3, 1.0]]))
     expected = torch.tensor([[-math.log(0.75), 0.0, 0.0], [math.log(3), math.log(1.5), 0.0]])
     torch.testing.assert_close(by_token.normalize(torch.zeros(2, 3), cut), expected)
+
+
+def test_released_normalizers_are_presets():
+    phi = LocationNormalizer.from_preset("phi3-mini-1.75")
+    places = torch.tensor([0.25, 0.5, 0.75, 1.0])
+    normalized = phi.transform(torch.ones(4), places).tolist()
+    assert normalized == pytest.approx([0.64272, 0.39950, 0.27177, 0.18684], abs=1e-4)
+    llama = LocationNormalizer.from_preset("llama3-sft-token")
+    assert [llama.b_sigma + llama.w_sigma * math.log(p) for p in (1, 0.1)] == pytest.approx([5.45, 3.17], abs=0.005)
+    assert len(PRESETS) == 10 and all(LocationNormalizer.from_preset(name).std(1.0) > 0 for name in PRESETS)
+    bandit = LocationNormalizer.from_preset("llama3.1-instruct-bandit")
+    assert (
+        bandit.transform(torch.tensor([2.109375]), torch.tensor([1.0])).item() == 1.0
+    )  # (2.109375 + 0.828125) / 2.9375
+
+
+def test_a_preset_is_for_its_own_rule():
+    own = LocationNormalizer.from_preset("phi3-mini-2.0", rule="entropy>2 as in dense_rlhf_release", fingerprint="x")
+    own.require("x", rule="entropy>2")
+    with pytest.raises(ValueError, match=r"fitted for rule entropy>2, and the rewards are read under entropy>1\.75"):
+        LocationNormalizer.from_preset("phi3-mini-2.0", rule="entropy>1.75")
+    with pytest.raises(ValueError, match=r"no normalizer preset 'phi': there are phi3-mini-1\.75"):
+        LocationNormalizer.from_preset("phi")
+
+
+def test_compat_fits_as_the_released_script():
+    """The recipe of the released code, spelled with dictionaries: buckets by rounded p, Huber on ln(p + 1e-10)."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 12, 300)
+    p = np.concatenate([np.arange(1, n + 1) / n for n in counts])
+    r = 0.8 * np.log(p) + 0.5 + rng.normal(size=len(p)) * (0.3 * np.log(p) + 2.8)
+    buckets: dict[float, list[float]] = {}
+    for place, reward in zip(p, r, strict=True):
+        buckets.setdefault(round(float(place), 3), []).append(float(reward))
+    places = np.array(sorted(buckets))
+    x = np.log(places + 1e-10)[:, None]
+    lines = []
+    for statistic in (np.mean, np.std):
+        model = HuberRegressor(max_iter=1000).fit(x, [statistic(buckets[place]) for place in places])
+        lines.append((model.coef_[0], model.intercept_))
+    found = LocationNormalizer().fit(r, p, compat="dense_rlhf_release")
+    assert (found.w_mu, found.b_mu) == pytest.approx(lines[0], abs=1e-4)
+    assert (found.w_sigma, found.b_sigma) == pytest.approx(lines[1], abs=1e-4)
+    assert [point.location for point in found.bins] == pytest.approx(places.tolist())

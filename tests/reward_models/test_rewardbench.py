@@ -19,6 +19,12 @@ SUBSETS = ["alpacaeval-easy", "math-prm", "hep-python", "refusals-offensive"]
 
 
 @pytest.fixture(scope="module")
+def head_dir(head_dir, tmp_path_factory):
+    """A copy: benchmarks leave their results in the directory."""
+    return shutil.copytree(head_dir, tmp_path_factory.mktemp("benched") / "rm")
+
+
+@pytest.fixture(scope="module")
 def rows(short_pairs):
     """Twelve pairs in RewardBench v1's format, one of them with equal answers."""
     rows = [

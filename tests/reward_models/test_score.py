@@ -18,7 +18,7 @@ USER = {"role": "user", "content": "hi"}
 def load(tmp_path):
     def run(*rows):
         (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return load_answers(str(tmp_path / "answers.jsonl"), "train")
+        return load_answers(str(tmp_path / "answers.jsonl"), "train")[0]
 
     return run
 
@@ -35,7 +35,7 @@ def test_pairs_give_both_sides_with_the_faults_of_the_rejected(load):
                   "rejected": [USER, {"role": "assistant", "content": "b"}], "faults": marks})  # fmt: skip
     assert plain == turns
     assert [(a.response, a.side, len(a.faults)) for a in plain] == [("a", "chosen", 0), ("b", "rejected", 1)]
-    assert len(load_answers("everyday", "test")) == 240
+    assert len(load_answers("everyday", "test")[0]) == 240
 
 
 @pytest.mark.parametrize("row", [{"prompt": "hi"}, {"response": "a"}, {"prompt": "hi", "response": None}])

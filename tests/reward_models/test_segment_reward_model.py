@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from reward_models import LocationNormalizer, SegmentRewardModel
-from reward_models.segment_reward_model import CARD_FILE, NORMALIZER_FILE, RewardModelCard, read_rewards
+from reward_models.card import CARD_FILE, RewardModelCard
+from reward_models.reading import read_rewards
+from reward_models.segment_reward_model import NORMALIZER_FILE
 from segrew.language_models import Conversations, response_states, response_statistics
 from segrew.run_directory import read_json, write_json
 from segrew.segmentation import segment, segment_by_response, segment_by_token
@@ -41,12 +43,12 @@ def test_b02_padding_side_and_content_do_not_exist(build_scorer):
     """Rows have no padding of their own; beside longer rows on either side of the batch nothing shifts."""
     scorer = build_scorer("token")
     row = Conversations([[10]], [[11, 12]], torch.tensor([False]))
-    alone = scorer.unit_rewards(row, segment_by_token(row.mask))[0]
+    alone = scorer.read(row, segment_by_token(row.mask)).rewards[0]
     expected = [head_at(scorer, [10, 11, 12], place) for place in (1, 2)]
     assert alone.tolist() == pytest.approx(expected, abs=1e-5)
     for order in ([[11, 12], [7] * 9], [[7] * 9, [11, 12]]):
         rows = Conversations([[10], [10]], order, torch.tensor([False, False]))
-        found = scorer.unit_rewards(rows, segment_by_token(rows.mask))[order.index([11, 12])]
+        found = scorer.read(rows, segment_by_token(rows.mask)).rewards[order.index([11, 12])]
         assert found[:2].tolist() == pytest.approx(expected, abs=1e-5) and found[2:].abs().sum() == 0
 
 
@@ -167,7 +169,8 @@ def test_a_trunk_that_is_the_segmenter_is_read_in_the_same_pass(build_scorer):
 def test_truncated_text_is_read_at_its_last_kept_token(build_scorer):
     scorer = build_scorer("response", max_length=16)
     prompt = [{"role": "user", "content": "p" * 30}]
-    prompt_ids, response_ids, ended = scorer.encode(prompt, "abcdefghijkl")
+    encoded = scorer.encode(prompt, "abcdefghijkl")
+    prompt_ids, response_ids, ended = encoded.prompt, encoded.response, encoded.ended
     assert (len(prompt_ids), len(response_ids), ended) == (8, 8, False) and 2 not in response_ids
     record = scorer.score([prompt], ["abcdefghijkl"])[0]
     assert record.score == pytest.approx(head_at(scorer, prompt_ids + response_ids, 15), abs=1e-5)
@@ -207,7 +210,7 @@ def test_describing_sampled_ids_uses_their_own_text(build_scorer):
     ids = scorer.chat.response_ids("a🙂é")
     rows = Conversations([[5]], [ids], torch.tensor([True]))
     cut = segment(scorer.segmentation, rows.mask, ended=rows.ended)
-    (record,) = scorer.describe(cut, scorer.unit_rewards(rows, cut).detach(), rows)
+    (record,) = scorer.describe(cut, scorer.segment_and_read(rows)[1], rows)
     assert "".join(s.text for s in record.segments) == "a🙂é" and sum(s.tokens for s in record.segments) == 8
 
 

@@ -9,7 +9,7 @@ from segrew.language_models import Conversations
 
 def conversations(scorer, texts):
     rows = [scorer.encode([{"role": "user", "content": "why?"}], text) for text in texts]
-    return Conversations([r[0] for r in rows], [r[1] for r in rows], torch.tensor([r[2] for r in rows]))
+    return Conversations([r.prompt for r in rows], [r.response for r in rows], torch.tensor([r.ended for r in rows]))
 
 
 def test_prefix_values_are_the_scores_of_prefixes(build_scorer):

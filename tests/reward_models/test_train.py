@@ -6,11 +6,10 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import EvalPrediction
 
+from reward_models.pair_trainer import collate, pair_metrics
 from reward_models.pairs import segment_pairs
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train import collate, pair_metrics
 from segrew.chat import ChatFormat
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import read_json, read_jsonl, write_json
@@ -127,6 +126,16 @@ def test_b32_training_on_from_a_reward_model_starts_from_its_scores(tmp_path, tr
         train(tmp_path / "c", model_name_or_path=tmp_path / "a", tune="head")
 
 
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_b32_training_on_from_an_adapter_starts_from_its_scores(tmp_path, train, pairs_file, tune):
+    pair = load_preferences(str(pairs_file)).pairs[0]
+    first = train(tmp_path / "a", max_steps=2, lora_merge=False, **SGD | {"tune": "lora", "learning_rate": 0.1})
+    flags = SGD | {"model_name_or_path": tmp_path / "a", "max_steps": 1, "tune": tune}
+    same, moved = (train(tmp_path / str(rate), **flags | {"learning_rate": rate}) for rate in (0, 0.1))
+    assert margin(same, pair) == pytest.approx(margin(first, pair), abs=1e-5)
+    assert abs(margin(moved, pair) - margin(same, pair)) > 1e-5
+
+
 def test_the_evaluation_is_reported_with_interval_and_baseline(tmp_path, train, pairs_file):
     shutil.copy(pairs_file, tmp_path / "eval.jsonl")
     model = train(tmp_path / "a", tune="head", eval_dataset_name=tmp_path / "eval.jsonl")
@@ -152,9 +161,37 @@ def test_b16_pairs_that_a_cut_makes_equal_are_counted(tmp_path, train, monkeypat
     assert "1 training pairs left out: identical within --max_length" in said
 
 
+def test_what_was_read_left_out_and_cut_is_kept_with_the_run(tmp_path, train):
+    pair = {"prompt": "x", "chosen": "Yes.", "rejected": "No."}
+    rows = [pair, pair | {"rejected": None}, pair | {"chosen": "Well. " * 30}, pair | {"rejected": "No, no."}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train(tmp_path / "a", dataset_name=path, tune="head", max_length=48, overlong="drop")
+    (record,) = read_json(tmp_path / "a" / "data.json").values()
+    assert record["pairs"] == 2 and record["fitted"] == {"pairs left out: longer than --max_length": 1}
+    (source,) = record["sources"]
+    assert source["rows"] == 4 and source["used"] == 3 and source["skipped"] == {"empty answer": 1}
+    assert read_json(tmp_path / "a" / "segrew.json")["overlong"] == "truncate_prompt_left"
+    with pytest.raises(ValueError, match=r"pairs\.jsonl, line 3: \d+ tokens with its prompt, more than --max_length"):
+        train(tmp_path / "b", dataset_name=path, tune="head", max_length=48, overlong="error")
+
+
+def test_a_stage_and_a_mixture_of_local_sets_train_a_reward_model(tmp_path, train, pairs_file):
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        shutil.copy(pairs_file, tmp_path / "set" / f"{split}.jsonl")
+    flags = {"dataset_name": tmp_path / "set", "stage_split": "20,40,40", "tune": "head", "max_length": 256}
+    train(tmp_path / "a", **flags)
+    record = read_json(tmp_path / "a" / "data.json")
+    skipped = record["training"]["sources"][0]["skipped"]
+    assert record["training"]["pairs"] == 12 - skipped["in another stage"] > 0
+    assert record["evaluation"]["pairs"] == 12  # a held-out split is taken whole
+    assert read_json(tmp_path / "a" / "run.json")["config"]["stage_split"] == "20,40,40"
+
+
 def test_b44_a_tie_is_no_win():
     scores = torch.tensor([[1.0, 1.0], [2.0, 1.0], [3.0, 4.0], [0.0, 0.0]])
-    assert pair_metrics(EvalPrediction(scores.numpy(), None)) == {"accuracy": 0.25, "ties": 2.0, "margin": 0.0}
+    assert pair_metrics(scores) == {"accuracy": 0.25, "ties": 2.0, "margin": 0.0}
 
 
 def test_evaluation_in_batches_equals_evaluation_at_once(tmp_path, train, pairs_file):
@@ -167,6 +204,16 @@ def test_evaluation_in_batches_equals_evaluation_at_once(tmp_path, train, pairs_
         row = next(row for row in read_jsonl(path / "metrics.jsonl") if "eval_margin" in row)
         found.append([row["eval_accuracy"], row["eval_margin"], row["eval_ties"]])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_the_released_convention_trains_and_is_kept(tmp_path, train):
+    path = tmp_path / "a"
+    model = train(path, tune="head", compat="dense_rlhf_release", quantile=0.7)
+    assert read_json(path / "segrew.json")["segmentation"]["compat"] == "dense_rlhf_release"
+    (record,) = model.score([[{"role": "user", "content": "Why?"}]], ["Because it is so."])
+    assert sum(s.tokens for s in record.segments) == len(model.chat.response_ids("Because it is so.")) - 1
+    with pytest.raises(ValueError, match="--compat dense_rlhf_release with --read_position content"):
+        train(tmp_path / "b", compat="dense_rlhf_release", read_position="content")
 
 
 def test_the_resolved_settings_are_in_the_run_folder(tmp_path, train):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch.nn.functional import logsigmoid
 
-from segrew.aggregation import aggregate
+from segrew.aggregation import aggregate, attention_weights
 from segrew.segmentation import segment_by_response, segment_by_token
 
 NAN = float("nan")
@@ -120,6 +120,17 @@ def test_learned_weights_are_a_dot_product():
     assert score.item() == 2.5
     with pytest.raises(ValueError, match="needs weights"):
         aggregate(torch.ones(1, 2), every(2), kind="learned")
+
+
+def test_attention_weights_are_a_softmax_over_real_units():
+    mask = torch.tensor([[True, True, True, False], [False] * 4])
+    logits = torch.tensor([[0.0, 1.0, 2.0, NAN], [NAN] * 4], requires_grad=True)
+    weights = attention_weights(logits, mask, temperature=0.5)
+    expected = [math.exp(x / 0.5) for x in (0, 1, 2)]
+    assert weights[0].tolist() == pytest.approx([w / sum(expected) for w in expected] + [0.0])
+    assert weights[1].tolist() == [0.0] * 4
+    weights[0, 1].backward()
+    assert logits.grad.isfinite().all() and not logits.grad[~mask].any()
 
 
 def test_bradley_terry_of_equal_scores_is_ln_2_and_a_shift_cancels_except_in_the_sum():

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from segrew.chat import NAMED_TEMPLATES, ChatFormat
-from segrew.preferences import PreferencePair, encode_pair
+from segrew.chat import ChatFormat
+from segrew.chat_templates import NAMED_TEMPLATES
+from segrew.encoding import encode_pair
+from segrew.preferences import PreferencePair
 
 HI = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}\n{% endfor %}"
@@ -32,7 +34,7 @@ def test_b07_one_bos_whoever_writes_it(chat, name):
     ids = built.prompt_ids(HI) + built.response_ids("yo")
     assert ids[0] == 1 and ids[1:].count(1) == 0
     pair = encode_pair(PreferencePair(HI, "yo", "no"), built, max_length=64)
-    assert pair.prompt + pair.chosen == ids
+    assert pair.prompts[0] + pair.chosen == ids
 
 
 @pytest.mark.parametrize("text", ["<s>", "<s>hi", "a <s> b"])
@@ -55,7 +57,7 @@ def test_b10_a_merge_across_the_seam_does_not_move_it(chat):
     assert built.tokenizer.convert_ids_to_tokens(prompt + response) == ["a", "b", "c", "d", "</s>"]
     assert built.decode(prompt) + built.decode(response) == "abcd"
     pair = encode_pair(PreferencePair([{"role": "user", "content": "ab"}], "cd", "ce"), built, max_length=64)
-    assert (pair.prompt, pair.chosen) == (prompt, response)
+    assert (pair.prompts[0], pair.chosen) == (prompt, response)
 
 
 def test_a_base_model_without_template_is_refused_with_the_ways_out(build_byte_tokenizer):

@@ -99,7 +99,7 @@ BAD_FILES = {
     "malformed": (json.dumps(GOOD).encode() + b'\n{"prompt": "x", "chos', "line 2: not valid JSON"),
     "no_object": (json.dumps(GOOD).encode() + b"\n[]\n", "line 2: expected a JSON object"),
     "latin1": (json.dumps(GOOD).encode() + b'\n{"prompt": "\xff"}', "line 2: not UTF-8"),
-    "unknown_column": (b'{"question": "x", "chosen": "a", "rejected": "b"}', "0 of 1 rows are usable"),
+    "unknown_column": (b'{"question": "x", "chosen": "a", "rejected": "b"}', "line 1: no column 'prompt'"),
     "no_rejected": (b'{"prompt": "x", "chosen": "a"}', "line 1: no column 'rejected'"),
     "no_usable": (
         b'{"prompt": "x", "chosen": "a", "rejected": "a"}\n' * 3,

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from segrew import advantages, aggregation, macro_actions, masking, segmentation, token_statistics
+from segrew import advantages, aggregation, macro_actions, masking, segmentation, token_statistics, unit_rules
 
 CASES = {}
 
@@ -46,7 +46,7 @@ def rules(mask, ended, x, y, draws, **_):
         segmentation.segment_by_perplexity(x, mask),
         segmentation.segment_by_boundaries(x > 0, mask),
         # torch.compile takes no generator, so the random rule is compiled from its draws on.
-        segmentation._segment_by_deal(torch.tensor([1, 2, 5]), draws, mask),
+        unit_rules._segment_by_deal(torch.tensor([1, 2, 5]), draws, mask),
         segmentation.segment(segmentation.SegmentationConfig(threshold=0.3), mask, entropy=x, ended=ended),
     ]
     return [segmentation.join_stop(u, ended).ids for u in units]

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from policy.ppo_config import PPOConfig
-from reward_models.train import RewardModelConfig, RewardTrainingArguments
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.config import arg, defaults_of, parse, read_yaml, to_dict
+from segrew.data_options import DataOptions
 
 ROOT = Path(__file__).parents[2]
 TRAIN = (RewardModelConfig, RewardTrainingArguments)
-COMMANDS = {"ppo": (PPOConfig,), "train_rm": TRAIN}
+COMMANDS = {"ppo": (PPOConfig, DataOptions), "train_rm": (*TRAIN, DataOptions)}
 
 
 @dataclass
@@ -199,7 +200,8 @@ def test_every_shipped_config_loads_with_its_command(path):
     loaded = to_dict(*parse("test", classes, ["--config", str(path), "--seed", "5"]))
     assert loaded["seed"] == 5
     for name, value in read_yaml(path).items():
-        assert loaded[name] == (float(value) if isinstance(loaded[name], float) else value), name
+        value = float(value) if isinstance(loaded[name], float) else value
+        assert loaded[name] in (value, [value]), name  # a single data set may stand without brackets
 
 
 def configs_of_sources() -> dict[str, tuple[ast.ClassDef, list[str]]]:
@@ -233,9 +235,11 @@ def test_every_field_of_every_config_is_read():
             for node in ast.walk(tree):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in inside:
                     owner = ast.unparse(node.value).split(".")[-1]
-                    if owner in ("config", "self", "output", "args", "settings"):
+                    if owner in ("config", "self", "output", "args", "settings", "options", "execution"):
                         read.add(node.attr)
     configs = configs_of_sources()
-    assert {"RewardModelConfig", "PPOConfig", "ScoreConfig", "SegmentConfig", "DataConfig"} <= set(configs)
+    assert {"RewardModelConfig", "PPOConfig", "ScoreConfig", "SegmentConfig", "DataConfig", "DataOptions"} <= set(
+        configs
+    )
     unread = {name: sorted(set(fields) - read) for name, (_, fields) in configs.items() if set(fields) - read}
     assert unread == {}

@@ -1,20 +1,15 @@
 """Preference pairs: every shape they come in, errors with file and line, and the set that ships with segrew."""
 
-import gzip
 import itertools
 import json
 from collections import Counter
 
 import pytest
 
-from segrew.chat import ChatFormat
 from segrew.preferences import (
     Fault,
-    PreferencePair,
-    encode_pair,
     everyday_pairs,
     load_preferences,
-    read_records,
 )
 
 USER = {"role": "user", "content": "What colour is the sky?"}
@@ -46,6 +41,9 @@ SHAPES = {
                                                      "rejected": [says(BAD)]}),
     "prompt repeated in the answers": ([USER], {"prompt": USER["content"], "chosen": [USER, says(GOOD)],
                                                 "rejected": [USER, says(BAD)]}),
+    "prompt null, conversational": ([SYSTEM, USER], {"prompt": None, "chosen": [SYSTEM, USER, says(GOOD)],
+                                                     "rejected": [SYSTEM, USER, says(BAD)]}),
+    "prompt implicit, whole texts": ([], {"chosen": GOOD, "rejected": BAD}),
     "several turns": ([USER, says("Why?"), USER], {"prompt": [USER], "chosen": [says("Why?"), USER, says(GOOD)],
                                                    "rejected": [says("Why?"), USER, says(BAD)]}),
 }  # fmt: skip
@@ -67,7 +65,6 @@ def test_rows_without_a_usable_pair_are_counted_by_reason(write):
             good | {"chosen": " \n"},
             good | {"rejected": None},
             good | {"prompt": None},
-            {"chosen": "whole text", "rejected": "another"},
             {"chosen": [USER, says("a")], "rejected": [says("x"), says("b")]},
             {"chosen": [USER, says("a")], "rejected": [USER, says("a")]},
             {"prompt": [{"role": "user", "content": None}], "chosen": "a", "rejected": "b"},
@@ -75,7 +72,9 @@ def test_rows_without_a_usable_pair_are_counted_by_reason(write):
         )
     )
     assert len(loaded.pairs) == 1
-    assert loaded.skipped == Counter({"identical answers": 2, "empty answer": 2, "no common prompt": 5})
+    assert loaded.skipped == Counter(
+        {"identical answers": 2, "empty answer": 2, "no common prompt": 2, "no prompt": 1, "no text in the prompt": 1}
+    )
 
 
 def test_identical_answers_are_kept_for_an_evaluation_that_counts_ties(write):
@@ -127,106 +126,97 @@ def test_rows_of_another_shape_name_file_and_line(write, row, message):
         load_preferences(write(good, good, row))
 
 
-ROWS = [{"prompt": "x", "chosen": "ä", "rejected": "b\u2028c"}, {"prompt": "y", "chosen": "c", "rejected": "d"}]
-LINES = [json.dumps(row, ensure_ascii=False).encode() for row in ROWS]
-CLEAN = b"\n".join(LINES) + b"\n"
-
-
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("a.jsonl", CLEAN),
-        ("a.jsonl.gz", gzip.compress(CLEAN)),
-        ("a.json", json.dumps(ROWS, indent=1).encode()),
-        ("a.json.gz", gzip.compress(json.dumps(ROWS).encode())),
-        ("a.json", b"\xef\xbb\xbf" + json.dumps(ROWS).encode()),
-        ("b14.jsonl", b"\xef\xbb\xbf" + LINES[0] + b"\r\n\r\n" + LINES[1]),
-        ("gap.jsonl", b"\n\n" + LINES[0] + b"\n   \n" + LINES[1] + b"\n\n"),
-    ],
-)
-def test_b14_one_content_in_every_dress(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_bytes(content)
-    assert [record for _, record in read_records(path)] == ROWS
-
-
-def test_b14_line_numbers_count_blank_lines(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(LINES[0] + b"\r\n\r\n" + LINES[1])
-    assert [where for where, _ in read_records(path)] == [f"{path}, line 1", f"{path}, line 3"]
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (LINES[0] + b'\n{"prompt": "\xff"}\n', "line 2: not UTF-8"),
-        (CLEAN.decode().encode("utf-16"), "line 1: not UTF-8"),
-        (CLEAN + b'{"prompt": "x", "cho', "line 3: not valid JSON"),
-        (CLEAN + b"[]\n", "line 3: expected a JSON object, found list"),
-        (CLEAN + b"3\n", "line 3: expected a JSON object, found int"),
-    ],
-)
-def test_b14_bad_bytes_name_file_and_line(tmp_path, content, message):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"a\.jsonl, {message}"):
-        list(read_records(path))
-
-
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"[1, ", b"\xff", b"[1]"])
-def test_a_json_file_is_a_list_of_objects(tmp_path, content):
-    path = tmp_path / "a.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"a\.json"):
-        list(read_records(path))
-
-
-def test_a_directory_is_read_file_by_file(write, tmp_path):
-    for name in ("b.jsonl", "a.jsonl"):
-        write({"prompt": name, "chosen": "a", "rejected": "b"}, name=name)
-    (tmp_path / "notes.txt").write_text("not data")
-    assert [pair.prompt[0]["content"] for pair in load_preferences(str(tmp_path)).pairs] == ["a.jsonl", "b.jsonl"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"no \.jsonl, \.jsonl\.gz or \.json file"):
-        load_preferences(str(tmp_path / "empty"))
-
-
 def test_a_name_that_is_neither_file_nor_data_set_is_said_so():
     with pytest.raises(ValueError, match="'nobody/nothing' is no local file"):
         load_preferences("nobody/nothing")
 
 
-@pytest.fixture
-def chat(build_byte_tokenizer):
-    return ChatFormat.from_tokenizer(build_byte_tokenizer(), "raw")
+def test_b17_null_empty_extra_and_repeated(write):
+    good = {"prompt": "x", "chosen": "a", "rejected": "b", "id": 7}
+    bad = [
+        good | {"rejected": None},
+        good | {"rejected": ""},
+        good | {"chosen": "   "},
+        good | {"prompt": None},
+        {"prompt": [{"role": "user", "content": None}], "chosen": [says("a")], "rejected": [says("b")]},
+    ]
+    loaded = load_preferences(write(good, *bad, good | {"meta": {"a": 1}, "other": None, "rate": 0.5}, good))
+    assert [pair.id for pair in loaded.pairs] == ["7", "7", "7"]
+    assert loaded.skipped == {"empty answer": 3, "no prompt": 1, "no text in the prompt": 1}
+    with pytest.raises(ValueError, match=r"0 of 5 rows are usable pairs \(3 empty answer, 1 no prompt, 1 no text"):
+        load_preferences(write(*bad))
 
 
-def pair_of(chosen, rejected, prompt="pppp"):
-    return PreferencePair([{"role": "user", "content": prompt}], chosen, rejected)
+def test_the_implicit_prompt_is_what_messages_have_in_common_not_characters(write):
+    (pair,) = load_preferences(write({"chosen": "The sky is blue.", "rejected": "The sky is green."})).pairs
+    assert (pair.prompt, pair.chosen, pair.rejected) == ([], "The sky is blue.", "The sky is green.")
+    rows = [
+        {"chosen": [USER, says(GOOD)], "rejected": [USER, says(BAD)]},
+        {"chosen": [USER, says("a"), USER, says("c")], "rejected": [USER, says("b"), USER, says("c")]},
+        {"chosen": [USER, says("a"), USER], "rejected": [USER, says("a"), SYSTEM]},
+        {"chosen": [SYSTEM, says("a")], "rejected": [USER, says("a")]},
+    ]
+    loaded = load_preferences(write(*rows))
+    assert [pair.chosen for pair in loaded.pairs] == [GOOD]
+    assert loaded.skipped == {
+        "conversations part before the last message": 1, "last message is not the assistant's": 1, "no common prompt": 1
+    }  # fmt: skip
 
 
-def test_b16_a_cut_answer_gets_no_stop_token_in_place_of_its_last(chat):
-    """Within 40 tokens: 4 of the prompt and 36 of the answer."""
-    text = "a" * 80
-    beyond = encode_pair(pair_of(text, text[:60] + "b" * 20), chat, 40)
-    assert beyond.chosen == beyond.rejected
-    early = encode_pair(pair_of(text, "b" + text[1:]), chat, 40)
-    last = encode_pair(pair_of(text, text[:35] + "b" + text[36:]), chat, 40)
-    for pair in (early, last):
-        assert len(pair.prompt + pair.chosen) == 40 == len(pair.prompt + pair.rejected)
-        assert pair.ended == (False, False) and 2 not in pair.chosen + pair.rejected
-    assert last.chosen[:-1] == last.rejected[:-1] and last.chosen[-1] != last.rejected[-1]
+def test_a_prompt_of_another_name_is_not_passed_over(write):
+    for name in ("question", "instruction", "conversations"):
+        with pytest.raises(ValueError, match=rf"line 1: no column 'prompt', so .* if '{name}' is the prompt"):
+            load_preferences(write({name: "x", "chosen": "a", "rejected": "b"}))
 
 
-def test_the_prompt_is_cut_on_its_left_first_and_at_most_to_half(chat):
-    prompt = "".join(map(chr, range(ord("A"), ord("A") + 30)))
-    fits = encode_pair(pair_of("a" * 9, "b" * 5, prompt), chat, 40)
-    assert chat.decode(fits.prompt) == prompt and fits.ended == (True, True)
-    cut = encode_pair(pair_of("a" * 15, "b" * 5, prompt), chat, 40)
-    assert chat.decode(cut.prompt) == prompt[-24:] and cut.ended == (True, True)
-    long = encode_pair(pair_of("a" * 30, "b" * 5, prompt), chat, 40)
-    assert chat.decode(long.prompt) == prompt[-20:] and chat.decode(long.chosen) == "a" * 20
-    assert long.ended == (False, True)
+TOOL = {"type": "function", "function": {"name": "weather", "description": "…", "parameters": {"type": "object"}}}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "weather"}}]}
+RESULT = {"role": "tool", "name": "weather", "content": "rain"}
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+def test_tools_and_tool_messages_come_along(write, tools):
+    turns = [USER, CALL, RESULT]
+    row = {"chosen": [*turns, says("Rain.")], "rejected": [*turns, says("Sun.")], "tools": tools}
+    (pair,) = load_preferences(write(row | {"chat_template_kwargs": {"enable_thinking": False}})).pairs
+    assert pair.prompt == turns and pair.template == {"enable_thinking": False, "tools": [TOOL]}
+    filled = [message | {"tool_calls": message.get("tool_calls"), "name": message.get("name")} for message in turns]
+    (same,) = load_preferences(write({"prompt": filled, "chosen": "Rain.", "rejected": "Sun."})).pairs
+    assert same.prompt == turns  # what the hub fills in with null is not there
+
+
+@pytest.mark.parametrize("column, value", [("tools", "not json"), ("tools", {"a": 1}), ("chat_template_kwargs", [1])])
+def test_template_arguments_of_another_kind_name_their_line(write, column, value):
+    with pytest.raises(ValueError, match=r"pairs\.jsonl, line 1: 'tools'"):
+        load_preferences(write({"prompt": "x", "chosen": "a", "rejected": "b", column: value}))
+
+
+def test_margins_come_along(write):
+    rows = [{"prompt": "x", "chosen": "a", "rejected": "b", "margin": margin} for margin in (1.5, 0, None, "2")]
+    assert [pair.margin for pair in load_preferences(write(*rows)).pairs] == [1.5, 0.0, None, 2.0]
+    for bad in ("much", [1], float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"line 2: column 'margin'"):
+            load_preferences(write(rows[0], rows[0] | {"margin": bad}))
+
+
+IDS = {"prompt_ids": [5, 6], "chosen_ids": [7, 2], "rejected_ids": [8, 2]}
+
+
+@pytest.mark.parametrize("names", ["{}_ids", "{}_input_ids"])
+def test_token_ids_in_place_of_texts(write, names):
+    row = {names.format(part): IDS[f"{part}_ids"] for part in ("prompt", "chosen", "rejected")}
+    same = row | {names.format("rejected"): [7, 2]}
+    loaded = load_preferences(write(row, same, row | {names.format("chosen"): []}))
+    assert [pair.ids for pair in loaded.pairs] == [([5, 6], [7, 2], [8, 2])]
+    assert loaded.skipped == {"identical answers": 1, "empty answer": 1}
+
+
+@pytest.mark.parametrize(
+    "change", [{"prompt_ids": None}, {"chosen_ids": ["a"]}, {"rejected_ids": [-1]}, {"chosen_ids": 7}]
+)
+def test_ids_that_are_none_name_their_line(write, change):
+    with pytest.raises(ValueError, match=r"line 1: a pre-tokenised row needs prompt_ids, chosen_ids, rejected_ids"):
+        load_preferences(write(IDS | change))
 
 
 KINDS = {"wrong_fact", "ignored_constraint", "rude", "repetitive", "needless_refusal", "unsafe_advice"}

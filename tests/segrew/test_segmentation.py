@@ -2,11 +2,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 
 from segrew.segmentation import (
     Segmentation,
+    SegmentationConfig,
     join_stop,
     read_columns,
+    segment,
     segment_by_boundaries,
     segment_by_entropy,
     segment_by_ngram,
@@ -61,6 +64,38 @@ def test_golden_ends_of_the_official_segmenter(after, tokens, threshold, ends, o
     units = join_stop(segment_by_entropy(entropy, mask, threshold=threshold), ended)
     columns = read_columns(units, ended, "content")[0, : units.counts[0]] - offset
     assert columns.tolist() == ends
+
+
+@pytest.mark.parametrize(("after", "tokens", "threshold", "ends"), OFFICIAL)
+def test_golden_compat_leaves_the_stop_token_out_of_every_unit(after, tokens, threshold, ends):
+    mask = torch.zeros(1, 9, dtype=torch.bool)
+    mask[0, :tokens] = True
+    entropy = torch.zeros(1, 9)
+    entropy[0, : len(after)] = torch.tensor(shifted(after))
+    config = SegmentationConfig(threshold=threshold, compat="dense_rlhf_release")
+    units = segment(config, mask, entropy=entropy, ended=torch.tensor([True]))
+    assert units.ends[0, : units.counts[0]].tolist() == ends
+    assert units.mask.sum().item() == max(1, tokens - 1) and units.lengths.sum().item() == max(1, tokens - 1)
+    cut_off = segment(config, mask, entropy=entropy, ended=torch.tensor([False]))
+    assert torch.equal(cut_off.ids, segment_by_entropy(entropy, mask, threshold=threshold).ids)
+
+
+def test_golden_compat_of_one_response_is_read_at_the_stop_token():
+    config = SegmentationConfig(rule="response", compat="dense_rlhf_release")
+    units = segment(config, full(6), ended=torch.tensor([True]))
+    assert units.ends.tolist() == [[5]]
+
+
+def test_compat_is_part_of_the_rule():
+    one, other = SegmentationConfig(threshold=1.75), SegmentationConfig(threshold=1.75, compat="dense_rlhf_release")
+    identity = {"segmenter": "a", "tokenizer": "b", "read_position": "end"}
+    assert one.fingerprint(**identity) != other.fingerprint(**identity)
+    assert other.label == "entropy>1.75 as in dense_rlhf_release"
+    assert SegmentationConfig.from_dict(other.to_dict()) == other
+    with pytest.raises(ValueError, match=r"knows the rules entropy and response, not 'token'.*threshold 0"):
+        SegmentationConfig(rule="token", compat="dense_rlhf_release")
+    with pytest.raises((ValueError, TypeCheckError), match="other"):
+        SegmentationConfig.from_dict({"compat": "other", "threshold": 1})
 
 
 def test_golden_sentinel_1000_is_the_response_rule_read_at_the_stop_token():
