@@ -115,7 +115,7 @@ def open_run(config: JudgeConfig, rubric: Rubric) -> tuple[RunDirectory, list[di
     resume = not config.overwrite_output_dir and record.is_file() and read_json(record).get("command") == "judge"
     if resume:
         before = read_json(record)["config"]
-        for name in settings.keys() - FREE_ON_RESTART:
+        for name in [name for name in settings if name not in FREE_ON_RESTART]:
             if before.get(name) != settings[name]:
                 raise ValueError(
                     f"--output_dir {config.output_dir} holds a run whose {name} was {before.get(name)}, not "

@@ -62,5 +62,5 @@ def test_truncated_answers_are_cut_by_the_text_that_is_left(tmp_path, train, pai
     chat = ChatFormat.from_tokenizer(load_tokenizer(str(tmp_path / "rm")))
     for pair in load_preferences(str(pairs_file)).pairs[:3]:
         (record,) = model.score([pair.prompt], [pair.chosen * 3])
-        kept = chat.decode(model.encode(pair.prompt, pair.chosen * 3)[1])
+        kept = chat.decode(model.encode(pair.prompt, pair.chosen * 3).response)
         assert len(record.segments) == len(sentence_starts(kept))
