@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from policy.ppo import PPOConfig, train_policy
+from reward_models.benchmark_items import ScoredItem, item_of_pair, score_items
 from reward_models.calibrate import CalibrationConfig, calibrate
 from reward_models.localisation import localisation
-from reward_models.pairs import ScoredPair, score_pairs
 from reward_models.report import build_report
-from reward_models.rewardbench import BenchmarkConfig, pair_accuracy, write_results
+from reward_models.rewardbench import SCORES_FILE, BenchmarkConfig, open_benchmark, write_results
 from reward_models.score import answers_of_pairs, score_record
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train import train_reward_model
@@ -23,7 +23,7 @@ from reward_models.train_config import RewardModelConfig, RewardTrainingArgument
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL, resolve_model
 from segrew.metrics import mean_interval
-from segrew.preferences import everyday_pairs, longer_wins
+from segrew.preferences import PreferencePair, everyday_pairs
 from segrew.run_directory import RunDirectory, read_jsonl, write_jsonl
 from segrew.tiny_model import make_tiny_model
 
@@ -85,14 +85,15 @@ def run_demo(config: DemoConfig, console: Console) -> Path:
         calibrate(CalibrationConfig(reward_model=reward_dir), console)
     with stages.stage("Benchmark"):
         reward_model = SegmentRewardModel.from_pretrained(reward_dir)
-        scored = score_pairs(reward_model, test, description="Scoring held-out pairs")
-        _benchmark(run.path, reward_dir, reward_model, scored, console)
+        items = [item_of_pair(pair) for pair in test]
+        scored = score_items(reward_model, items, description="Scoring held-out pairs")
+        results = _benchmark(run.path, reward_dir, reward_model, scored, console)
     with stages.stage("Dense-reward PPO"):
         del reward_model
         settings: dict[str, Any] = {"model_name_or_path": model, "reward_model_path": reward_dir, "seed": config.seed}
         policy_dir = run.path / "policy"
         train_policy(PPOConfig(**settings, output_dir=str(policy_dir), **_policy_settings(config.scale)))
-    headline = _headline(scored, policy_dir)
+    headline = _headline(results, scored, test, policy_dir)
     with stages.stage("Report"):
         _summarise(run, headline, stages, model, config.scale)
         report = build_report([run.path], run.path / "report.html")
@@ -120,23 +121,25 @@ def _train(model: str, output_dir: str, seed: int, console: Console) -> None:
 
 
 def _benchmark(
-    path: Path, reward_dir: str, reward_model: SegmentRewardModel, scored: list[ScoredPair], console: Console
-) -> None:
-    output = str(path / "benchmark")
-    settings = BenchmarkConfig(
-        reward_model=reward_dir, dataset_name="everyday", dataset_split="test", benchmark="pairs", output_dir=output
-    )
-    run = RunDirectory.create(output, command="rewardbench", config=to_dict(settings))
-    write_results(run, scored, settings, reward_model, console)
-    answers = answers_of_pairs([pair.pair for pair in scored])
-    results = [side for pair in scored for side in (pair.chosen, pair.rejected)]
-    write_jsonl(path / "scores.jsonl", [score_record(a, r) for a, r in zip(answers, results, strict=True)])
+    path: Path, reward_dir: str, reward_model: SegmentRewardModel, scored: list[ScoredItem], console: Console
+) -> dict[str, Any]:
+    settings = BenchmarkConfig(reward_model=reward_dir, benchmark="pairs", output_dir=str(path / "benchmark"))
+    items, rows = [one.item for one in scored], [one.row() for one in scored]
+    run, _ = open_benchmark(settings, items, reward_model)
+    write_jsonl(run.path / SCORES_FILE, rows)
+    results = write_results(run, items, rows, settings, reward_model, console)
+    answers = answers_of_pairs(everyday_pairs("test"))
+    sides = [side for one in scored for side in one.answers]
+    write_jsonl(path / "scores.jsonl", [score_record(a, r) for a, r in zip(answers, sides, strict=True)])
+    return results
 
 
-def _headline(scored: list[ScoredPair], policy_dir: Path) -> list[dict[str, Any]]:
+def _headline(
+    results: dict[str, Any], scored: list[ScoredItem], pairs: list[PreferencePair], policy_dir: Path
+) -> list[dict[str, Any]]:
     """The three figures that the demo is about, each with its interval and what to compare it with."""
-    accuracy, longer = pair_accuracy(scored), longer_wins([pair.pair for pair in scored])
-    landed = localisation([(pair.rejected.segments, pair.pair.faults) for pair in scored])
+    accuracy, longer = results["subsets"]["all"], results["length_baseline"]["overall"]
+    landed = localisation([(one.answers[1].segments, pair.faults) for one, pair in zip(scored, pairs, strict=True)])
     evaluations = read_jsonl(policy_dir / "evaluation.jsonl")
     before, after = evaluations[0]["scores"], evaluations[-1]["scores"]
     gain, low, high = mean_interval([b - a for a, b in zip(before, after, strict=True)])

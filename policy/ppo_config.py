@@ -9,6 +9,7 @@ from policy.losses import Ratio, Reduction
 from policy.ppo_checks import check_settings
 from policy.reward_shaping import Interpolation
 from policy.rollout import Sampling
+from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
 from segrew.chat import SystemRole
 from segrew.config import arg
@@ -85,7 +86,11 @@ class PPOConfig(RuleSettings):
     n_schedule: str | None = arg(
         None, help="Length of n-gram actions by PPO step, such as 10:0,5:100 (10 from the start, 5 from step 100 on)."
     )
-    normalizer: Literal["location", "none"] = arg("location", help="Normalize unit rewards by location, or not at all.")
+    normalizer: Mode | None = arg(
+        None,
+        help="Normalize unit rewards by location, by one mean and spread of all units (global) or of last units "
+        "(last), or not at all; default as the reward model was calibrated.",
+    )
     interpolation: Interpolation = arg("even", help="How a unit's reward is spread over its tokens.")
     reward_clip: float = arg(10.0, help="Bound on a unit's normalized reward, before it is spread.")
     missing_eos_penalty: float | None = arg(None, help="Taken once from the last token of a cut-off answer.")

@@ -16,6 +16,7 @@ from policy.ppo_run import Run
 from policy.readings import Scores
 from policy.rollout import Rollout
 from policy.text_metrics import text_metrics
+from reward_models.drift import drift_metrics, drift_moments, drift_warning
 from segrew.masking import masked_mean
 
 LOW_KL = -0.1
@@ -50,6 +51,7 @@ def measure(
     names, device = sorted(values), mask.device
     means: Any = run.accelerator.reduce(torch.stack([values[n].float().to(device) for n in names]), reduction="mean")
     metrics = dict(zip(names, means.tolist(), strict=True))
+    metrics |= measure_drift(run, scores)
     metrics["reward/bad_rows"] *= run.accelerator.num_processes
     run.state.bad_rows += int(metrics["reward/bad_rows"])
     metrics |= {"kl/coef": run.state.kl_coef, "policy/skipped_updates": run.state.skipped_updates}
@@ -96,6 +98,18 @@ def unit_metrics(experience: Experience, scores: Scores) -> dict[str, Tensor]:
         "actions/count": actions.counts.sum() / rows,
         "actions/length": actions.mask.sum() / actions.counts.sum().clamp(min=1),
     }
+
+
+def measure_drift(run: Run, scores: Scores) -> dict[str, float]:
+    """How far the first source's rewards are from those that its normalizer was fitted on; {} without one."""
+    normalizer, reading = run.sources[0].normalizer, scores.readings[0]
+    if normalizer is None:
+        return {}
+    moments: Any = run.accelerator.reduce(
+        drift_moments(reading.rewards, normalizer.locations(reading.segmentation)), reduction="sum"
+    )
+    run.warn_once("drift", drift_warning(moments))
+    return drift_metrics(moments)
 
 
 def explained_variance(

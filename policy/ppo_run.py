@@ -194,7 +194,7 @@ def _announce(
     """Print and record what is in force: sources, axes, sampling."""
     sampling = config.sampling.effective(roles.chat)
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
-    normalizer = "location" if axes.normalizer else "none"
+    normalizer = axes.normalizer.mode if axes.normalizer else "none"
     directory.write_json(
         "settings.json",
         {

@@ -46,8 +46,7 @@ class ModelReward:
             scores = (found if own is units.readings else self._read(answered.conversations, own)).scores
         if self.terminal:
             return Reading(self.name, units.whole, scores[:, None], scores[:, None], scores, "last")
-        locations = units.readings.locations
-        rewards = raw if self.normalizer is None else self.normalizer.transform(raw, locations)
+        rewards = raw if self.normalizer is None else self.normalizer.normalize(raw, units.readings)
         return Reading(self.name, units.readings, raw, rewards, scores)
 
     def _read(self, conversations: Conversations, units: Segmentation) -> Readings:

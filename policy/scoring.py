@@ -23,7 +23,7 @@ class Axes:
     Args:
         rewards: the rule of the reward units. terminal: one reward, the reward model's score, at the end.
         actions: the rule of the action units. n_schedule: (first step, n) where its n changes over training.
-        normalizer: standardizes unit rewards by location; None to leave them as they are.
+        normalizer: standardizes unit rewards; None to leave them as they are.
     """
 
     rewards: SegmentationConfig
@@ -108,7 +108,9 @@ def normalizer_of(
         read_position=reward_model.read_position,
     )
     normalizer.require(fingerprint, rule=rule.label, source=f"{path}/normalizer.json")
-    return normalizer
+    if config.normalizer is not None:
+        normalizer = normalizer.with_mode(config.normalizer)
+    return None if normalizer.mode == "none" else normalizer
 
 
 def cut_units(

@@ -45,7 +45,7 @@ class TextModelReward:
             scores[rows], raw = found.scores.to(device), found.rewards
             if self.terminal:
                 continue
-            normalized = raw if self.normalizer is None else self.normalizer.transform(raw, cut.locations)
+            normalized = raw if self.normalizer is None else self.normalizer.normalize(raw, cut)
             for k, row in enumerate(rows):
                 ends = cut.ends[k, : int(cut.counts[k])].tolist()
                 unit_of_token, place = self._map(answered, row, part.responses[k], ends)

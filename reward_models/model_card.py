@@ -163,16 +163,14 @@ def _normalizer(directory: Path, card: RewardModelCard) -> str:
         return "One reward a response needs no normalizer by location."
     if not path.is_file():
         return "It has no normalizer yet, which dense-reward PPO needs: `segrew calibrate`."
-    fit = LocationNormalizer.load(path)
-    return (
-        f"A reward at location p is standardized by mean {fit.w_mu:+.4f} ln p {fit.b_mu:+.4f} and spread "
-        f"{fit.w_sigma:+.4f} ln p {fit.b_sigma:+.4f} (`normalizer.json`)."
-    )
+    mean, spread = LocationNormalizer.load(path).formulas
+    return f"A reward at location p is standardized by mean {mean} and spread {spread} (`normalizer.json`)."
 
 
 def _benchmark_table(results: dict[str, Any]) -> str:
     rows = [f"| {name} | {entry['n']} | {entry['accuracy']:.3f} |" for name, entry in results["sections"].items()]
-    n = sum(entry["n"] for entry in results["subsets"].values())
+    subsets = results["subsets"]
+    n = subsets["all"]["n"] if "all" in subsets else sum(entry["n"] for entry in subsets.values())
     if results["overall"] is not None:
         rows.append(f"| overall | {n} | {results['overall']:.3f} |")
     return "\n".join(["", f"| {results['benchmark']} | n | accuracy |", "|---|---|---|", *rows, ""])

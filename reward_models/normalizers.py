@@ -1,9 +1,10 @@
 """The location-aware reward normalizer: what is a typical reward at this place in a response?
 
 Early segments score low with little spread, late ones high with much. Before PPO may compare them, each reward
-is standardized by the mean and spread expected at its location p = (unit index + 1) / (units in the response).
+is standardized by the mean and spread expected at its location p, in (0, 1].
 """
 
+import copy
 import dataclasses
 import json
 import math
@@ -11,29 +12,52 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from reward_models.location_fit import LocationBin, fit_location_curves, fit_released_curves
+from reward_models.location_fit import (
+    Link,
+    LocationBin,
+    Regression,
+    checked_rewards,
+    fit_location_curves,
+    fit_released_curves,
+)
+from reward_models.normalizer_parameters import (
+    NEXT,
+    Mode,
+    Parameters,
+    checked_parameters,
+    read_object,
+    scalar_parameters,
+)
 from reward_models.normalizer_presets import PRESETS
+from segrew.segmentation import Segmentation
 
-_PARAMETERS = ("w_mu", "w_sigma", "b_mu", "b_sigma")
-_NEXT = "run `segrew calibrate` on the reward model again"
+LocationBy = Literal["unit", "token"]
 
 
 class LocationNormalizer:
     """Standardize a reward by what is usual at its location p in (0, 1].
 
         mean(p) = w_mu ln p + b_mu
-        std(p)  = max(w_sigma ln p + b_sigma, std_floor)
+        std(p)  = max(w_sigma ln p + b_sigma, std_floor)   link "linear" (arXiv 2501.02790)
+                  exp(w_sigma ln p + b_sigma)              link "log", positive by construction
         transform(r, p) = (r - mean(p)) / std(p)
 
-    (arXiv 2501.02790.) An unguarded line for the spread turns negative for small p and flips the sign of the
-    reward there, hence the floor. Use `fit`, `from_parameters` or `load`; before that nothing is transformed.
+    An unguarded line for the spread turns negative for small p and flips the sign of the reward there, hence
+    the floor. Use `fit`, `from_parameters` or `load`; before that nothing is transformed. One fit holds every mode
+    of the paper's ablation (its table 4), and `with_mode` chooses another.
+
+    Args:
+        mode: location, both lines; global, one mean and spread over all units; last, those of each response's
+            last unit; none, rewards as they are.
+        regression, link: how the lines are estimated, see `fit_location_curves`.
+        location_by: unit, p = (unit index + 1) / units; token, the share of tokens up to the unit's end.
 
     Attributes:
         fingerprint: of the segmentation rule that the rewards were read under; None if unknown.
@@ -41,15 +65,29 @@ class LocationNormalizer:
         fitted_range: smallest and largest location seen by `fit`; None for given parameters.
         r2: coefficient of determination of both lines over the bins; None where the bins do not vary.
         bins: the points both lines were fitted through, with their residuals.
+        modes: the parameters of each mode that there are numbers for.
     """
 
     def __init__(
-        self, *, std_floor: int | float | None = None, fingerprint: str | None = None, rule: str | None = None
+        self,
+        *,
+        std_floor: int | float | None = None,
+        fingerprint: str | None = None,
+        rule: str | None = None,
+        mode: Mode = "location",
+        regression: Regression = "huber",
+        link: Link = "linear",
+        location_by: LocationBy = "unit",
     ):
+        for value, choices in ((mode, Mode), (regression, Regression), (link, Link), (location_by, LocationBy)):
+            if value not in get_args(choices):
+                raise ValueError(f"'{value}' is no choice of a normalizer; it is one of {', '.join(get_args(choices))}")
         self.std_floor = std_floor
         self.fingerprint = fingerprint
         self.rule = rule
+        self.mode, self.regression, self.link, self.location_by = mode, regression, link, location_by
         self.w_mu = self.w_sigma = self.b_mu = self.b_sigma = math.nan
+        self.modes: dict[Mode, Parameters] = {}
         self.fitted_range: tuple[float, float] | None = None
         self.r2: dict[str, float | None] = {"mean": None, "std": None}
         self.bins: list[LocationBin] = []
@@ -62,32 +100,36 @@ class LocationNormalizer:
         *,
         compat: str | None = None,
     ) -> "LocationNormalizer":
-        """Fit both lines by Huber regression on ln p, one point per location bin (see `location_fit`).
+        """Fit both lines on ln p, one point per location bin (see `location_fit`), and the scalars beside them.
 
         Args:
             compat: "dense_rlhf_release" fits by the recipe of 2501.02790's code, points at rounded p and all.
         """
-        r, p = _as_float64(rewards), _as_float64(locations)
-        if r.shape != p.shape:
-            raise ValueError(f"{r.size} rewards but {p.size} locations: each reward needs its own location")
-        if r.size == 0:
-            raise ValueError("no rewards to fit a normalizer on: pass the unit rewards of some responses")
-        if not np.isfinite(r).all():
-            raise ValueError(
-                f"{np.count_nonzero(~np.isfinite(r))} of {r.size} rewards are NaN or infinite, so no mean or "
-                "spread can be fitted: check the reward model's scores (`segrew doctor`)"
-            )
-        if not ((p > 0) & (p <= 1)).all():
-            raise ValueError(
-                "locations must lie in (0, 1], being (unit index + 1) / units; "
-                f"got {p.min():g} to {p.max():g}. Leave padding out with the unit mask"
-            )
-        curves = (fit_released_curves if compat == "dense_rlhf_release" else fit_location_curves)(r, p)
-        self._set_parameters(*curves.mean_line, *curves.std_line)
+        r, p = checked_rewards(rewards, locations)
+        if compat == "dense_rlhf_release":
+            if (self.regression, self.link, self.location_by) != ("huber", "linear", "unit"):
+                raise ValueError(
+                    f"compat {compat} has its own recipe of the fit; leave --regression, --link and --location out"
+                )
+            curves = fit_released_curves(r, p)
+        else:
+            curves = fit_location_curves(r, p, regression=self.regression, link=self.link)
+        (w_mu, b_mu), (w_sigma, b_sigma) = curves.mean_line, curves.std_line
+        fitted = checked_parameters(self.link, w_mu, w_sigma, b_mu, b_sigma, self.std_floor)
+        self.modes = {
+            "location": fitted,
+            "none": scalar_parameters(self.link, 0.0, 1.0),
+            "global": scalar_parameters(self.link, r.mean(), r.std()),
+        }
+        last = r[p > 1 - 1e-9]
+        if last.size > 1 and last.std() > 0:
+            self.modes["last"] = scalar_parameters(self.link, last.mean(), last.std())
         self.bins, self.r2 = curves.bins, {"mean": curves.mean_r2, "std": curves.std_r2}
         self.fitted_range = (float(p.min()), float(p.max()))
-        self._report_floor(self.fitted_range[0])
-        self._report_end()
+        self._use(self.mode)
+        if self.mode == "location":
+            self._report_floor(self.fitted_range[0])
+            self._report_end()
         return self
 
     @classmethod
@@ -99,12 +141,17 @@ class LocationNormalizer:
         b_sigma: int | float,
         *,
         std_floor: int | float | None = None,
-        fingerprint: str | None = None,
-        rule: str | None = None,
+        **attributes: Any,
     ) -> "LocationNormalizer":
-        """Build one from known numbers; w_mu = w_sigma = 0 is the scalar normalizer (r - b_mu) / b_sigma."""
-        normalizer = cls(std_floor=std_floor, fingerprint=fingerprint, rule=rule)
-        normalizer._set_parameters(w_mu, b_mu, w_sigma, b_sigma)
+        """Build one from known numbers; w_mu = w_sigma = 0 is the scalar normalizer (r - b_mu) / b_sigma.
+
+        Args:
+            attributes: fingerprint, rule, link, location_by.
+        """
+        normalizer = cls(std_floor=std_floor, **attributes)
+        location = checked_parameters(normalizer.link, w_mu, w_sigma, b_mu, b_sigma, std_floor)
+        normalizer.modes = {"location": location, "none": scalar_parameters(normalizer.link, 0.0, 1.0)}
+        normalizer._use("location")
         return normalizer
 
     @classmethod
@@ -124,15 +171,24 @@ class LocationNormalizer:
             raise ValueError(f"preset {name} was fitted for rule {preset.rule}, and the rewards are read under {rule}")
         return cls.from_parameters(*preset[1:], fingerprint=fingerprint, rule=rule or preset.rule)
 
+    def with_mode(self, mode: Mode) -> "LocationNormalizer":
+        """Return the same fit in another mode.
+
+        Raises:
+            ValueError: it holds no numbers for it.
+        """
+        other = copy.copy(self)
+        other._use(mode)
+        return other
+
     def save(self, path: str | Path) -> None:
         """Write everything, the bins included, as JSON; a reader never sees half a file."""
         self._require_fit()
+        design = ("mode", "regression", "link", "location_by", "fingerprint", "rule", "fitted_range", "r2")
         record = {
-            **{name: getattr(self, name) for name in (*_PARAMETERS, "std_floor")},
-            "fingerprint": self.fingerprint,
-            "rule": self.rule,
-            "fitted_range": self.fitted_range,
-            "r2": self.r2,
+            **self.modes[self.mode]._asdict(),
+            **{name: getattr(self, name) for name in design},
+            "modes": {mode: parameters._asdict() for mode, parameters in self.modes.items()},
             "bins": [dataclasses.asdict(point) for point in self.bins],
         }
         target = Path(path)
@@ -144,23 +200,34 @@ class LocationNormalizer:
     def load(cls, path: str | Path) -> "LocationNormalizer":
         """Read a saved normalizer; a damaged file is an error, never (0, 1) in silence."""
         if not Path(path).is_file():
-            raise FileNotFoundError(f"{path}: no such normalizer; {_NEXT}")
-        record = _read_object(path)
-        missing = [key for key in (*_PARAMETERS, "std_floor", "fingerprint") if key not in record]
+            raise FileNotFoundError(f"{path}: no such normalizer; {NEXT}")
+        record = read_object(path)
+        missing = [key for key in (*Parameters._fields, "fingerprint") if key not in record]
         if missing:
-            raise ValueError(f"{path} lacks {', '.join(missing)}, so no reward can be normalized with it; {_NEXT}")
+            raise ValueError(f"{path} lacks {', '.join(missing)}, so no reward can be normalized with it; {NEXT}")
         try:
-            w_mu, w_sigma, b_mu, b_sigma, floor = (_finite(record, key) for key in (*_PARAMETERS, "std_floor"))
-            normalizer = cls(std_floor=floor, fingerprint=record["fingerprint"], rule=record.get("rule"))
-            normalizer._set_parameters(w_mu, b_mu, w_sigma, b_sigma)
-            normalizer.bins = [LocationBin(**point) for point in record.get("bins") or []]
-            if record.get("fitted_range"):
-                low, high = record["fitted_range"]
-                normalizer.fitted_range = (float(low), float(high))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}; {_NEXT}") from None
+            return cls._from_record(record)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"{path}: {error}; {NEXT}") from None
+
+    @classmethod
+    def _from_record(cls, record: Mapping[str, Any]) -> "LocationNormalizer":
+        names = ("fingerprint", "rule", "mode", "regression", "link", "location_by")
+        normalizer = cls(**{name: record[name] for name in names if name in record})
+        for mode, numbers in {**(record.get("modes") or {}), normalizer.mode: record}.items():
+            given = [numbers[name] for name in Parameters._fields]
+            normalizer.modes[mode] = checked_parameters(normalizer.link, *given, complete=True)
+        normalizer._use(normalizer.mode)
+        normalizer.bins = [LocationBin(**point) for point in record.get("bins") or []]
+        if record.get("fitted_range"):
+            low, high = record["fitted_range"]
+            normalizer.fitted_range = (float(low), float(high))
         normalizer.r2 = {**normalizer.r2, **(record.get("r2") or {})}
         return normalizer
+
+    def locations(self, segmentation: Segmentation) -> Float[Tensor, "b s"]:
+        """Return the location of each unit as this normalizer measures it; 0 in padding."""
+        return segmentation.locations if self.location_by == "unit" else segmentation.token_locations
 
     def mean(self, p: Any) -> Any:
         """mean(p) = w_mu ln p + b_mu; a number or a float32 tensor on its device, as p is."""
@@ -168,10 +235,14 @@ class LocationNormalizer:
         return self.w_mu * _log(p) + self.b_mu
 
     def std(self, p: Any) -> Any:
-        """std(p) = max(w_sigma ln p + b_sigma, std_floor) > 0; a number or a float32 tensor, as p is."""
+        """The spread at p, positive everywhere; a number or a float32 tensor, as p is."""
         self._require_fit()
         self._report_floor(_smallest(p))
         line = self.w_sigma * _log(p) + self.b_sigma
+        if self.link == "log":
+            line = line.exp() if isinstance(line, Tensor) else math.exp(line)
+        if self.std_floor is None:
+            return line
         return line.clamp(min=self.std_floor) if isinstance(line, Tensor) else max(line, self.std_floor)
 
     def transform(self, rewards: Float[Tensor, "*axes"], locations: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
@@ -180,6 +251,17 @@ class LocationNormalizer:
         p = torch.where(real, locations.float(), 1.0)
         r = torch.where(real, rewards.float(), 0.0)  # before the arithmetic: a NaN in padding has no gradient either
         return torch.where(real, (r - self.mean(p)) / self.std(p), 0.0)
+
+    def normalize(self, rewards: Float[Tensor, "b s"], segmentation: Segmentation) -> Float[Tensor, "b s"]:
+        """`transform` at the units' own locations."""
+        return self.transform(rewards, self.locations(segmentation))
+
+    @property
+    def formulas(self) -> tuple[str, str]:
+        """Mean and spread as functions of p, in words."""
+        self._require_fit()
+        spread = f"{self.w_sigma:+.4f} ln p {self.b_sigma:+.4f}"
+        return f"{self.w_mu:+.4f} ln p {self.b_mu:+.4f}", f"exp({spread})" if self.link == "log" else spread
 
     @property
     def end_offset(self) -> float | None:
@@ -196,22 +278,15 @@ class LocationNormalizer:
             own = self.rule or self.fingerprint or "an unknown rule"
             raise ValueError(
                 f"{source} was calibrated for segmentation {own} but the rewards are read under {rule} "
-                f"(fingerprint {fingerprint}), where typical rewards differ; {_NEXT}"
+                f"(fingerprint {fingerprint}), where typical rewards differ; {NEXT}"
             )
 
-    def _set_parameters(self, w_mu: int | float, b_mu: int | float, w_sigma: int | float, b_sigma: int | float) -> None:
-        values = {"w_mu": w_mu, "w_sigma": w_sigma, "b_mu": b_mu, "b_sigma": b_sigma}
-        w_mu, w_sigma, b_mu, b_sigma = (_finite(values, name) for name in _PARAMETERS)
-        if b_sigma <= 0:
-            raise ValueError(
-                f"the spread at the end of a response, std(1) = b_sigma, is {b_sigma:g}; it must be "
-                "positive. A reward model that gives every unit the same reward cannot be normalized: train it first"
-            )
-        floor = b_sigma / 10 if self.std_floor is None else self.std_floor
-        if not 0 < floor < math.inf:
-            raise ValueError(f"std_floor is {floor!r}; it must be a positive number or left out for std(1)/10")
-        self.w_mu, self.w_sigma, self.b_mu, self.b_sigma = w_mu, w_sigma, b_mu, b_sigma
-        self.std_floor = float(floor)
+    def _use(self, mode: Mode) -> None:
+        if mode not in self.modes:
+            held = ", ".join(self.modes) or "none at all"
+            raise ValueError(f"the normalizer holds no numbers for the mode '{mode}' (it has {held}); {NEXT}")
+        self.mode = mode
+        self.w_mu, self.w_sigma, self.b_mu, self.b_sigma, self.std_floor = self.modes[mode]
 
     def _require_fit(self) -> None:
         if math.isnan(self.b_sigma):
@@ -229,10 +304,10 @@ class LocationNormalizer:
 
     def _report_floor(self, smallest: float | None) -> None:
         """Warn, once in the life of a normalizer, where its line for the spread falls below the floor."""
-        if smallest is None or self._floor_reported:
+        if smallest is None or self._floor_reported or self.std_floor is None:
             return
-        assert self.std_floor is not None
         line = self.w_sigma * math.log(smallest) + self.b_sigma
+        line = math.exp(line) if self.link == "log" else line
         if line >= self.std_floor:
             return
         self._floor_reported = True
@@ -242,19 +317,6 @@ class LocationNormalizer:
             "more responses in the calibration set help",
             stacklevel=3,
         )
-
-
-def _finite(record: Mapping[str, Any], name: str) -> float:
-    value = record[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; it must be a finite number")
-    return float(value)
-
-
-def _as_float64(values: Any) -> np.ndarray:
-    if isinstance(values, Tensor):
-        values = values.detach().double().cpu().numpy()
-    return np.asarray(values, dtype=np.float64)
 
 
 def _log(p: Any) -> Any:
@@ -268,13 +330,3 @@ def _smallest(p: Any) -> float | None:
     if p.numel() == 0 or torch.compiler.is_compiling():
         return None
     return float(p.min()) if p.device.type == "cpu" else 1.0 / p.shape[-1] if p.dim() else None
-
-
-def _read_object(path: str | Path) -> Mapping[str, Any]:
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); {_NEXT}") from None
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{path} holds {type(record).__name__} where a JSON object is expected; {_NEXT}")
-    return record

@@ -9,15 +9,14 @@ from jaxtyping import Bool, Float, Int64
 from rich.progress import track
 from torch import Tensor, nn
 
-from reward_models.segment_reward_model import Readings, ScoredResponse, SegmentRewardModel
+from reward_models.segment_reward_model import Readings, SegmentRewardModel
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
-from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
-from segrew.text_rules import warn_of_fallbacks
+from segrew.segmenter import ResponseFeatures, response_features
 
 
 @dataclass(frozen=True)
@@ -177,36 +176,3 @@ def segment_for(reward_model: SegmentRewardModel, pairs: list[PreferencePair], *
         fingerprint=reward_model.segmenter_fingerprint,
         **options,
     )
-
-
-@dataclass(frozen=True)
-class ScoredPair:
-    """Scores of one pair with the units of both answers, and what of it was cut to fit."""
-
-    pair: PreferencePair
-    chosen: ScoredResponse
-    rejected: ScoredResponse
-    cut: frozenset[str] = frozenset()
-
-
-def score_pairs(
-    reward_model: SegmentRewardModel,
-    pairs: list[PreferencePair],
-    *,
-    max_tokens: int = TOKENS_PER_BATCH,
-    description: str = "",
-) -> list[ScoredPair]:
-    """Score both answers of each pair, with what the cache knows of them already."""
-    scored: list[ScoredPair] = []
-    cuts: list[Segmentation] = []
-    chunks = [pairs[start : start + CHUNK_ROWS // 2] for start in range(0, len(pairs), CHUNK_ROWS // 2)]
-    for chunk in track(chunks, description, disable=not description):
-        data = segment_for(reward_model, chunk, max_tokens=max_tokens, for_training=False)
-        cuts.append(data.segmentation)
-        readings = readings_of(reward_model, data, max_tokens=max_tokens)
-        texts = [None if p.ids else text for p in data.pairs for text in (p.chosen, p.rejected)]
-        records = reward_model.describe(data.segmentation, readings, data.conversations, texts)
-        sides = zip(data.pairs, records[0::2], records[1::2], data.encoded, strict=True)
-        scored += [ScoredPair(pair, chosen, rejected, encoded.cut) for pair, chosen, rejected, encoded in sides]
-    warn_of_fallbacks(cuts)
-    return scored

@@ -49,6 +49,7 @@ def location(run: RunFiles) -> dict[str, Any]:
         normalizer.std,
         label="Standard deviation of the reward by location",
     )
+    spread_line = f"{number(normalizer.w_sigma)} ln p {_plus(normalizer.b_sigma)}"
     return {
         "name": run.name,
         "charts": [
@@ -56,7 +57,7 @@ def location(run: RunFiles) -> dict[str, Any]:
             {"title": "Spread of the reward", "svg": spreads, "note": _r2(normalizer.r2.get("std")), "legend": []},
         ],
         "mean_formula": f"{number(normalizer.w_mu)} ln p {_plus(normalizer.b_mu)}",
-        "std_formula": f"{number(normalizer.w_sigma)} ln p {_plus(normalizer.b_sigma)}",
+        "std_formula": f"exp({spread_line})" if normalizer.link == "log" else spread_line,
         "floor": normalizer.std_floor,
         "range": normalizer.fitted_range,
         "count": sum(b.count for b in bins),

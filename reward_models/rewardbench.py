@@ -1,25 +1,35 @@
-"""Benchmark a reward model on files of pairs (`segrew rewardbench`)."""
+"""Benchmark a reward model (`segrew rewardbench`): read, score chunk by chunk, resume, summarize."""
 
+import hashlib
+import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.progress import track
 
+from reward_models.benchmark_credit import Row
+from reward_models.benchmark_items import Item, score_fields, with_text
+from reward_models.benchmark_readers import read_items, read_prior_sets
+from reward_models.benchmark_tables import print_results
+from reward_models.benchmarks import BENCHMARKS, Name
 from reward_models.card import CARD_FILE
+from reward_models.compare import compare_credits, load_scored_rows
+from reward_models.length_bias import length_bias
 from reward_models.model_card import keep_benchmark
-from reward_models.pairs import ScoredPair, score_pairs
-from reward_models.rewardbench_sections import length_baseline, rewardbench_scores
+from reward_models.official_files import write_official_files
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
-from segrew.language_models import TOKENS_PER_BATCH
-from segrew.metrics import wilson_interval
-from segrew.preferences import PreferencePair, load_preferences
-from segrew.run_directory import RunDirectory, write_jsonl
+from segrew.language_models import TOKENS_PER_BATCH, model_fingerprint, plain_model
+from segrew.run_directory import RunDirectory, read_json, read_jsonl, write_jsonl
 from segrew.sources import DataRecord, write_records
+
+ANSWERS_PER_CHUNK = 256
+SCORES_FILE, SETTINGS_FILE = "scores.jsonl", "settings.json"
 
 
 @dataclass
@@ -27,154 +37,209 @@ class BenchmarkConfig:
     """Which reward model on which rows."""
 
     reward_model: str = arg("runs/reward_model", help="Reward-model directory.")
-    dataset_name: str = arg("allenai/reward-bench", help="File or hub set in RewardBench v1's record format.")
-    dataset_split: str = arg("filtered", help="Split of a hub set.")
-    benchmark: Literal["rewardbench", "pairs"] = arg(
-        "rewardbench", help="rewardbench: section weights by subset; pairs: one accuracy over any preference file."
+    benchmark: Name = arg(
+        "rewardbench",
+        help="rewardbench (v1: sections by its weights), rewardbench2, rm-bench, judgebench, localisation (rewards "
+        "against marked error spans), or pairs: one accuracy over any preference file.",
+    )
+    dataset_name: str | None = arg(
+        None, help="File or hub set in the benchmark's own record format; default its set on the hub, or 'everyday'."
+    )
+    dataset_split: str | None = arg(None, help="Split of it; default the benchmark's own.")
+    prior_sets: str | None = arg(
+        None, help="With rewardbench: file or hub set of its prior sets, such as allenai/pref-test-sets."
+    )
+    bandit_model: str | None = arg(
+        None, help="With localisation: a reward model of rule response for the baselines; default the model itself."
+    )
+    compare_to: str | None = arg(
+        None, help="Output directory (or results.json) of another model's run: paired tests on the rows of both."
     )
     max_per_subset: int | None = arg(None, help="Score only the first rows of each subset, for a quick look.")
     subset_label: str = arg("", help="Written behind each subset's name in the table, such as 'rebuilt'.")
     max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
-    output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go.")
+    output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go; a stopped run goes on.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
+    def __post_init__(self) -> None:
+        for name, owner in (("prior_sets", "rewardbench"), ("bandit_model", "localisation")):
+            if getattr(self, name) and self.benchmark != owner:
+                raise ValueError(f"--{name} belongs to --benchmark {owner}, not to {self.benchmark}; leave it out.")
 
-def _score_row(scored: ScoredPair) -> dict[str, Any]:
-    pair = scored.pair
-    return {
-        "id": pair.id,
-        "subset": pair.subset,
-        "score_chosen": scored.chosen.score,
-        "score_rejected": scored.rejected.score,
-        "units_chosen": len(scored.chosen.segments),
-        "units_rejected": len(scored.rejected.segments),
-    }
-
-
-def benchmark_results(scored: list[ScoredPair], benchmark: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's results and the length baseline's, in one shape.
-
-    With "pairs" there are no sections: `overall` is the accuracy over all rows.
-    """
-    rows, texts = [_score_row(pair) for pair in scored], [vars(pair.pair) for pair in scored]
-    if benchmark == "rewardbench":
-        return rewardbench_scores(rows), length_baseline(texts)
-    results = []
-    for score, table in ((rewardbench_scores, rows), (length_baseline, texts)):
-        named = score([row | {"subset": row["subset"] or "pairs"} for row in table])
-        pooled = score([row | {"subset": "all"} for row in table])["subsets"]["all"]
-        subsets = named["subsets"] if len(named["subsets"]) > 1 else {}
-        results.append({"subsets": {**subsets, "all": pooled}, "sections": {}, "overall": pooled["accuracy"],
-                        "ties": named["ties"], "missing": []})  # fmt: skip
-    return results[0], results[1]
-
-
-def _first_of_each_subset(pairs: list[PreferencePair], limit: int | None) -> list[PreferencePair]:
-    seen: Counter = Counter()
-    kept = []
-    for pair in pairs:
-        if limit is None or seen[pair.subset] < limit:
-            kept.append(pair)
-        seen[pair.subset] += 1
-    return kept
+    @property
+    def source(self) -> tuple[str, str]:
+        """Data set and split."""
+        benchmark = BENCHMARKS[self.benchmark]
+        return self.dataset_name or benchmark.dataset, self.dataset_split or benchmark.split
 
 
 def run_benchmark(
     config: BenchmarkConfig, console: Console | None = None, options: DataOptions | None = None
 ) -> dict[str, Any]:
-    """Score every row, write `results.json` and `scores.jsonl`, print the table.
+    """Score every row that is not scored yet, write `results.json` and `scores.jsonl`, print the table.
 
     Raises:
-        ValueError: the reward model or the rows cannot be used.
+        ValueError: the reward model or the rows cannot be used, or the directory holds a run with other settings.
     """
-    console = console or Console()
-    loaded = load_preferences(config.dataset_name, config.dataset_split, options, keep_identical=True)
-    pairs = loaded.pairs
-    if config.benchmark == "rewardbench" and not all(pair.subset for pair in pairs):
-        raise ValueError(
-            f"{config.dataset_name}: rows without a 'subset' are not in RewardBench's format; use --benchmark pairs."
-        )
-    pairs = _first_of_each_subset(pairs, config.max_per_subset)
+    console, benchmark = console or Console(), BENCHMARKS[config.benchmark]
+    items, sources = read_items(*config.source, benchmark.read, options)
+    if config.prior_sets:
+        prior, prior_sources = read_prior_sets(config.prior_sets, options)
+        items, sources = items + prior, sources + prior_sources
+    others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
-    run = RunDirectory.create(
-        config.output_dir,
-        command="rewardbench",
-        config=to_dict(config, options or DataOptions()),
-        overwrite=config.overwrite_output_dir,
-    )
-    scored = score_pairs(
-        reward_model, pairs, max_tokens=config.max_tokens_per_batch, description="Scoring the benchmark"
-    )
-    fitted = Counter(f"pairs with {part} cut to fit" for pair in scored for part in sorted(pair.cut))
-    record = DataRecord("benchmark", "pairs", len(scored), loaded.sources, fitted)
-    console.print(str(record), highlight=False, markup=False, soft_wrap=True)
-    write_records(run.path, [record])
-    return write_results(run, scored, config, reward_model, console)
+    items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
+    run, rows = open_benchmark(config, items, reward_model, options)
+    if rows:
+        console.print(f"{len(rows)} of {len(items)} rows were scored before; going on from there.")
+    if len(rows) < len(items):
+        measure = benchmark.measure(reward_model, config.bandit_model)
+        for chunk in track(_chunks(items[len(rows) :]), "Scoring the benchmark", console=console):
+            for row in measure(chunk, config.max_tokens_per_batch):
+                run.append(SCORES_FILE, row)
+                rows.append(row)
+    fitted = Counter(f"rows with {part} cut to fit" for row in rows for part in row["cut"])
+    read = DataRecord("benchmark", "rows", len(rows), sources, fitted)
+    console.print(str(read), highlight=False, markup=False, soft_wrap=True)
+    write_records(run.path, [read])
+    return write_results(run, items, rows, config, reward_model, console, others)
 
 
-def write_results(
-    run: RunDirectory,
-    scored: list[ScoredPair],
-    config: BenchmarkConfig,
-    reward_model: SegmentRewardModel,
-    console: Console,
+def _first_of_each_subset(items: list[Item], limit: int | None) -> list[Item]:
+    seen: Counter = Counter()
+    kept = []
+    for item in items:
+        if limit is None or seen[item.subset] < limit:
+            kept.append(item)
+        seen[item.subset] += 1
+    return kept
+
+
+def _chunks(items: Sequence[Item]) -> list[list[Item]]:
+    chunks: list[list[Item]] = [[]]
+    held = 0
+    for item in items:
+        if held and held + len(item.answers) > ANSWERS_PER_CHUNK:
+            chunks.append([])
+            held = 0
+        chunks[-1].append(item)
+        held += len(item.answers)
+    return chunks
+
+
+def scoring_settings(
+    config: BenchmarkConfig, items: Sequence[Item], reward_model: SegmentRewardModel
 ) -> dict[str, Any]:
-    """Write and print the results of scored pairs; those of a whole benchmark also go with the reward model."""
-    results, baseline = benchmark_results(scored, config.benchmark)
-    settings = {
+    """Return everything that a score depends on; the batch size is no part of it."""
+    heads = hashlib.sha256()
+    for name in ("score", "unit_attention"):
+        head: Any = getattr(plain_model(reward_model.model), name, None)
+        heads.update(b"" if head is None else head.weight.detach().float().cpu().numpy().tobytes())
+    texts = hashlib.sha256("".join(item.digest for item in items).encode())
+    return {
         "reward_model": config.reward_model,
+        "weights": f"{model_fingerprint(reward_model.model)}-{heads.hexdigest()[:8]}",
         "rule": reward_model.segmentation.label,
         "aggregator": reward_model.card.aggregator,
         "read_position": reward_model.read_position,
         "max_length": reward_model.card.max_length,
+        "overlong": reward_model.card.overlong,
+        "normalizer": reward_model.normalizer.mode if reward_model.normalizer else "none",
         "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
-        "max_tokens_per_batch": config.max_tokens_per_batch,
-        "dataset": config.dataset_name,
+        "benchmark": config.benchmark,
+        "dataset": config.source[0],
+        "split": config.source[1],
+        "prior_sets": config.prior_sets,
+        "bandit_model": config.bandit_model,
         "max_per_subset": config.max_per_subset,
-        "subset_label": config.subset_label,
+        "rows": f"{len(items)} ({texts.hexdigest()[:8]})",
     }
-    record = {"benchmark": config.benchmark, **results, "length_baseline": baseline, "settings": settings}
+
+
+def open_benchmark(
+    config: BenchmarkConfig,
+    items: Sequence[Item],
+    reward_model: SegmentRewardModel,
+    options: DataOptions | None = None,
+) -> tuple[RunDirectory, list[dict[str, Any]]]:
+    """Claim the output directory, or go on in it with the rows scored there under the same settings.
+
+    Raises:
+        ValueError: it holds another run, or one with other settings.
+    """
+    settings, directory = scoring_settings(config, items, reward_model), Path(config.output_dir)
+    resume = (directory / SETTINGS_FILE).is_file() and not config.overwrite_output_dir
+    if resume:
+        earlier = read_json(directory / SETTINGS_FILE)
+        matter = [key for key in settings if key not in ("reward_model", "dataset", "split")]  # hashes say more
+        differing = [f"{k} {earlier.get(k)!r}, now {settings[k]!r}" for k in matter if earlier.get(k) != settings[k]]
+        if differing:
+            raise ValueError(
+                f"--output_dir {directory} holds scores made with other settings ({'; '.join(differing)}); name a new "
+                "directory, or replace it with --overwrite_output_dir true."
+            )
+    run = RunDirectory.create(
+        directory,
+        command="rewardbench",
+        config=to_dict(config, options or DataOptions()),
+        overwrite=config.overwrite_output_dir,
+        resume=resume,
+    )
+    run.write_json(SETTINGS_FILE, settings)
+    rows = read_jsonl(directory / SCORES_FILE) if (directory / SCORES_FILE).is_file() else []
+    write_jsonl(directory / SCORES_FILE, rows)  # without a last line that a kill left unfinished
+    return run, rows
+
+
+def write_results(
+    run: RunDirectory,
+    items: Sequence[Item],
+    rows: Sequence[Row],
+    config: BenchmarkConfig,
+    reward_model: SegmentRewardModel,
+    console: Console,
+    others: Sequence[Row] | None = None,
+) -> dict[str, Any]:
+    """Write and print what scored rows come to; accuracies of a whole benchmark also go with the reward model.
+
+    Args:
+        others: the same benchmark's rows of another model, to compare with.
+    """
+    benchmark = BENCHMARKS[config.benchmark]
+    record = {"benchmark": config.benchmark, **benchmark.score(rows)}
+    record["truncated"] = sum(bool(row["cut"]) for row in rows)
+    if benchmark.compares:
+        record["length_baseline"] = length_baseline(items, benchmark.score)
+        record["length_bias"] = _length_bias(items, rows)
+    if others is not None:
+        record["comparison"] = {"to": config.compare_to}
+        record["comparison"] |= compare_credits(benchmark.credit(rows), benchmark.credit(others))
+    record["settings"] = read_json(run.path / SETTINGS_FILE) | {
+        "max_tokens_per_batch": config.max_tokens_per_batch,
+        "subset_label": config.subset_label,
+        "device": str(next(reward_model.model.parameters()).device),
+    }
     run.write_json("results.json", record)
-    write_jsonl(run.path / "scores.jsonl", [_score_row(pair) for pair in scored])
-    if config.max_per_subset is None and (Path(config.reward_model) / CARD_FILE).is_file():
+    if benchmark.compares and config.max_per_subset is None and (Path(config.reward_model) / CARD_FILE).is_file():
         keep_benchmark(Path(config.reward_model), record)
-    console.print(results_table(record))
-    if results["missing"]:
-        console.print(f"Missing: {', '.join(map(str, results['missing']))} (left out of the means)")
+    if config.benchmark == "rewardbench":
+        write_official_files(run.path, f"segrew/{Path(config.reward_model).name}", items, rows, reward_model.chat)
+    print_results(record, console)
     console.print(f"Results written to {run.path / 'results.json'}")
     return record
 
 
-def results_table(record: dict[str, Any]) -> Table:
-    """Return sections and subsets with accuracy, n, interval and ties, the length baseline beside."""
-    baseline, label = record["length_baseline"], record["settings"]["subset_label"]
-    table = Table("", "n", "accuracy", "95 % interval", "ties", "longer wins", title=record["benchmark"])
-    for name, entry in record["subsets"].items():
-        low, high = entry["ci95"]
-        shown = f"{name} ({label})" if label else name
-        longer = baseline["subsets"][name]["accuracy"]
-        table.add_row(
-            shown,
-            str(entry["n"]),
-            f"{entry['accuracy']:.3f}",
-            f"{low:.3f} - {high:.3f}",
-            str(entry["ties"]),
-            f"{longer:.3f}",
-        )
-    table.add_section()
-    for name, entry in record["sections"].items():
-        longer = baseline["sections"][name]["accuracy"]
-        table.add_row(name, str(entry["n"]), f"{entry['accuracy']:.3f}", "", "", f"{longer:.3f}")
-    if record["sections"]:
-        table.add_row("overall", "", f"{record['overall']:.3f}", "", "", f"{baseline['overall']:.3f}")
-    return table
+def length_baseline(items: Sequence[Item], score: Callable[[Sequence[Row]], dict[str, Any]]) -> dict[str, Any]:
+    """Score rows by "the longer answer wins", in characters: the line that a reward model has to beat."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"\d+ of \d+ pairs are ties")  # equal lengths are no defect
+        return score([score_fields(item, [len(answer) for answer in item.answers]) for item in items])
 
 
-def pair_accuracy(scored: list[ScoredPair]) -> dict[str, Any]:
-    """Accuracy over all pairs with its Wilson interval; a tie is no win."""
-    wins = sum(pair.chosen.score > pair.rejected.score for pair in scored)
-    low, high = wilson_interval(wins, len(scored))
-    return {"accuracy": wins / len(scored), "ci95": [low, high], "n": len(scored)}
+def _length_bias(items: Sequence[Item], rows: Sequence[Row]) -> dict[str, Any]:
+    prompts = [repr((item.prompt, item.ids and item.ids[0])) for item in items for _ in item.answers]
+    scores, tokens = ([value for row in rows for value in row[name]] for name in ("scores", "tokens"))
+    return length_bias(scores, tokens, prompts)
 
 
 def main(argv: list[str]) -> None:

@@ -3,13 +3,10 @@
 Constants are those of allenai/reward-bench, `rewardbench/constants.py`.
 """
 
-import math
-import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from segrew.metrics import wilson_interval
+from reward_models.benchmark_credit import tally_by_subset
 
 EXAMPLE_COUNTS = {
     "alpacaeval-easy": 100,
@@ -67,7 +64,7 @@ def rewardbench_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     overall = the mean of the sections, Prior Sets at half weight where present.
 
     Args:
-        rows: `id`, `subset`, `score_chosen`, `score_rejected` each. Numbers are compared as they come.
+        rows: `id`, `subset`, `score_chosen`, `score_rejected` (or `scores`, both) each, compared as they come.
 
     Returns:
         subsets: name -> accuracy, n, ties, ci95 (Wilson), and count, the fixed weight (None where unmapped).
@@ -81,19 +78,8 @@ def rewardbench_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: no rows, a row without these fields, or a score that is not a number.
     """
-    outcomes: dict[str, list[float]] = defaultdict(list)
-    for number, row in enumerate(rows, 1):
-        outcomes[_subset(row, number)].append(_lead(row, number))
-    if not outcomes:
-        raise ValueError("no rows to score: the benchmark file has no usable pair")
-    subsets = {name: {**_tally(leads), "count": EXAMPLE_COUNTS.get(name)} for name, leads in outcomes.items()}
-    pooled = _tally([lead for leads in outcomes.values() for lead in leads])
-    if pooled["ties"] > 0.01 * pooled["n"]:
-        warnings.warn(
-            f"{pooled['ties']} of {pooled['n']} pairs are ties, counted as losses: a reward model that gives "
-            "different answers the same score is constant, saturated or compared in too few digits",
-            stacklevel=2,
-        )
+    tallies, pooled = tally_by_subset(rows)
+    subsets = {name: entry | {"count": EXAMPLE_COUNTS.get(name)} for name, entry in tallies.items()}
     sections = {name: _section(subsets, members) for name, members in SUBSET_MAPPING.items()}
     sections[PRIOR_SECTION] = _section(subsets, PRIOR_SETS)
     present = {name: section for name, section in sections.items() if section["n"]}
@@ -109,70 +95,6 @@ def rewardbench_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "missing": [name for name in SUBSET_MAPPING if name not in present],
         "unmapped": [name for name in subsets if name not in mapped],
     }
-
-
-def length_baseline(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Score pairs by "the longer answer wins", in characters: the line that a reward model has to beat.
-
-    Args:
-        rows: `id`, `subset`, `chosen`, `rejected` each, the answers as text or as messages.
-
-    Returns:
-        What `rewardbench_scores` returns.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"\d+ of \d+ pairs are ties")  # equal lengths are no defect
-        return rewardbench_scores(
-            {
-                "id": row.get("id"),
-                "subset": row.get("subset"),
-                "score_chosen": _length(row, "chosen", number),
-                "score_rejected": _length(row, "rejected", number),
-            }
-            for number, row in enumerate(rows, 1)
-        )
-
-
-def _subset(row: Mapping[str, Any], number: int) -> str:
-    if not isinstance(row.get("subset"), str):
-        raise ValueError(f"{_name(row, number)} has no subset name: RewardBench averages by subset, so set 'subset'")
-    return row["subset"]
-
-
-def _lead(row: Mapping[str, Any], number: int) -> float:
-    """+1 chosen scores higher, 0 tie, -1 rejected scores higher."""
-    scores = []
-    for field in ("score_chosen", "score_rejected"):
-        try:
-            score = float(row[field])
-        except (KeyError, TypeError, ValueError):
-            score = math.nan
-        if math.isnan(score):
-            raise ValueError(
-                f"{_name(row, number)}: {field} is {row.get(field)!r}, not a number. It is no loss but a fault in "
-                "the scoring (overflow, an empty answer): score this row again or leave it out"
-            )
-        scores.append(score)
-    return float((scores[0] > scores[1]) - (scores[0] < scores[1]))
-
-
-def _length(row: Mapping[str, Any], side: str, number: int) -> int:
-    answer = row.get(side)
-    if isinstance(answer, list):
-        answer = "".join(str(message["content"]) for message in answer)
-    if not isinstance(answer, str):
-        raise ValueError(f"{_name(row, number)}: no {side} text to measure the length of")
-    return len(answer)
-
-
-def _name(row: Mapping[str, Any], number: int) -> str:
-    return f"row {number} (id {row.get('id')!r}, subset {row.get('subset')!r})"
-
-
-def _tally(leads: list[float]) -> dict[str, Any]:
-    wins, n = sum(lead > 0 for lead in leads), len(leads)
-    ties = sum(lead == 0 for lead in leads)
-    return {"accuracy": wins / n, "n": n, "ties": ties, "ci95": list(wilson_interval(wins, n))}
 
 
 def _section(subsets: Mapping[str, Mapping[str, Any]], members: list[str]) -> dict[str, Any]:

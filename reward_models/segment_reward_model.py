@@ -322,7 +322,7 @@ class SegmentRewardModel:
             texts: the responses' own text; None, of all or of one, takes the text of its ids.
         """
         rewards, scores, locations = readings.rewards, readings.scores.tolist(), segmentation.locations
-        normalized = self.normalizer.transform(rewards, locations).tolist() if self.normalizer else None
+        normalized = self.normalizer.normalize(rewards, segmentation).tolist() if self.normalizer else None
         columns = zip(
             segmentation.counts.tolist(),
             segmentation.ends.tolist(),

@@ -109,6 +109,12 @@ class Segmentation:
         return (order / self.counts.clamp(min=1)[:, None]).masked_fill(~self.unit_mask, 0.0)
 
     @_once
+    def token_locations(self) -> Float[Tensor, "b s"]:
+        """Share of the response's tokens up to the end of each unit."""
+        share = self.lengths.cumsum(1) / self.lengths.sum(1, keepdim=True).clamp(min=1)
+        return share.masked_fill(~self.unit_mask, 0.0)
+
+    @_once
     def positions(self) -> Int64[Tensor, "b t"]:
         """Place of each token in its unit, from 0."""
         return (self._columns - self._of_token(self.starts)).masked_fill(~self.mask, 0)

@@ -125,3 +125,15 @@ def test_one_normalizer_is_only_for_its_segmenter(policy_dir, tmp_path, build_re
     model.normalizer = LocationNormalizer.from_parameters(0.0, 0.0, 0.0, 1.0, fingerprint=foreign, rule="entropy>5.2")
     with pytest.raises(ValueError, match="segrew calibrate"):
         Axes.from_config(config(), model)
+
+
+def test_the_normalizer_of_a_run_is_the_calibrated_one_or_another_mode_of_it(reward_model):
+    scalar = reward_model.normalizer.from_parameters(0.0, 0.0, 1.0, 2.0)
+    reward_model.normalizer.modes["last"] = scalar.modes["location"]
+    axes = Axes.from_config(config(normalizer="last"), reward_model)
+    assert (axes.normalizer.mode, axes.normalizer.mean(0.5), axes.normalizer.std(0.5)) == ("last", 1.0, 2.0)
+    with pytest.raises(ValueError, match="no numbers for the mode 'global'"):
+        Axes.from_config(config(normalizer="global"), reward_model)
+    reward_model.normalizer = reward_model.normalizer.with_mode("none")
+    assert Axes.from_config(config(), reward_model).normalizer is None
+    assert Axes.from_config(config(normalizer="location"), reward_model).normalizer.mode == "location"

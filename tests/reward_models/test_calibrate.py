@@ -89,3 +89,30 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path, pairs_file, head_dir, ca
     before = sorted(p.name for p in head_dir.iterdir())
     assert main(["calibrate", "--reward_model", str(head_dir), "--dataset_name", str(tmp_path / "none.jsonl")]) == 2
     assert "no such file" in capsys.readouterr().err and sorted(p.name for p in head_dir.iterdir()) == before
+
+
+def test_estimator_and_mode_are_values_of_one_field_each(reward_dir, fit, short_pairs):
+    rewards, locations = (torch.tensor(column) for column in unit_readings(reward_dir, short_pairs))
+    normalizer, said = fit(normalizer="global", regression="weighted", link="log", location="token")
+    assert (normalizer.mode, normalizer.w_mu, normalizer.w_sigma) == ("global", 0.0, 0.0)
+    assert normalizer.mean(1.0) == pytest.approx(rewards.mean().item(), abs=1e-4)
+    assert normalizer.std(0.1) == pytest.approx(rewards.std(correction=0).item(), rel=1e-3)
+    last = normalizer.with_mode("last")
+    assert last.mean(1.0) == pytest.approx(rewards[locations == 1].mean().item(), abs=1e-3)
+    assert "In force: global" in said and "exp(" in said and "weighted regression" in said
+    loaded = SegmentRewardModel.from_pretrained(reward_dir).normalizer
+    assert vars(loaded) == vars(normalizer)
+    assert loaded.location_by == "token" and loaded.fitted_range[0] != fit()[0].fitted_range[0]
+
+
+def test_score_against_length_is_said_and_stored(reward_dir, fit, short_pairs):
+    _, said = fit()
+    record = read_json(reward_dir / "calibration.json")
+    model = SegmentRewardModel.from_pretrained(reward_dir)
+    texts = [text for pair in short_pairs for text in (pair.chosen, pair.rejected)]
+    scores = [r.score for r in model.score([p.prompt for p in short_pairs for _ in range(2)], texts)]
+    lengths = [len(model.chat.response_ids(text)) for text in texts]
+    expected = torch.corrcoef(torch.tensor([scores, [float(n) for n in lengths]]))[0, 1].item()
+    assert record["length_bias"]["correlation"] == pytest.approx(expected, abs=1e-4)
+    assert record["responses"] == record["length_bias"]["n"] == 24 and record["settings"]["regression"] == "huber"
+    assert f"Score against length: correlation {expected:+.2f}" in said

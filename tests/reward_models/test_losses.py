@@ -57,6 +57,26 @@ def test_equal_scores_cost_ln_2_and_a_common_constant_changes_nothing():
     )
 
 
+def test_b19_a_step_on_one_pair_raises_its_lead(build_scorer):
+    """SGD at 0.1 on the tiny scorer: the chosen answer gains on the rejected one, whichever text that is."""
+    for texts in (["good one", "bad"], ["bad", "good one"]):
+        scorer = build_scorer("response")
+        rows = [scorer.encode([{"role": "user", "content": "q"}], text) for text in texts]
+
+        def lead(scorer=scorer, rows=rows) -> torch.Tensor:
+            chosen, rejected = (
+                scorer.head(scorer.model.model(torch.tensor([row.prompt + row.response])).last_hidden_state[:, -1])
+                for row in rows
+            )
+            return chosen[:, 0] - rejected[:, 0]
+
+        optimizer = torch.optim.SGD(scorer.model.parameters(), lr=0.1)
+        before = lead()
+        preference_loss(before, torch.zeros(1)).backward()
+        optimizer.step()
+        assert lead().item() > before.item()
+
+
 def test_the_loss_of_a_batch_is_preference_plus_centering():
     """Rows 2i and 2i + 1 are a pair: differences 1 and −2, less margins 0.5 and 1; sums 3 and 4."""
     scores = torch.tensor([2.0, 1.0, 1.0, 3.0])

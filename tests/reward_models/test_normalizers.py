@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sklearn.linear_model import HuberRegressor
 
 from reward_models import LocationNormalizer
-from reward_models.location_fit import bin_locations, fit_location_curves, robust_line
+from reward_models.location_fit import bin_locations, fit_location_curves, robust_line, weighted_line
 from reward_models.normalizer_presets import PRESETS
+from segrew.segmentation import Segmentation
 
 # Published parameters in the order (w_mu, w_sigma, b_mu, b_sigma), with the spread they give.
 PHI = (0.7668, 0.2569, 0.4705, 2.8339)
@@ -414,6 +415,101 @@ def test_merging_rare_locations_does_not_inflate_the_spread():
     curves = fit_location_curves(rewards.numpy(), places.numpy())
     assert len(curves.bins) < len(np.unique(places)) / 2
     assert [point.std for point in curves.bins] == pytest.approx([0.1] * len(curves.bins), abs=1e-9)
+
+
+# other estimators and modes
+
+
+def test_weighted_least_squares_by_hand():
+    x, y, weights = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 5.0]), np.array([1, 2, 1])
+    # means 1 and 7/4; covariance (1.75 + 3.25) / 4 over variance 2 / 4
+    assert weighted_line(x, y, weights) == pytest.approx((2.5, -0.75))
+    assert weighted_line(np.ones(3), y, weights) == (0.0, 1.75)
+
+
+def test_weighted_regression_weighs_a_bin_by_its_rewards():
+    """Locations with 2,000, 2,000 and 20 rewards, of means 1, 2, 41 and spreads 1, 1, 3; numpy as the reference."""
+    places = np.concatenate([np.full(2000, 0.5), np.full(2000, 1.0), np.full(20, 0.25)])
+    rewards = np.concatenate([np.tile([0.0, 2.0], 1000), np.tile([1.0, 3.0], 1000), np.tile([38.0, 44.0], 10)])
+    fitted = LocationNormalizer(regression="weighted").fit(rewards, places)
+    x, roots = np.log([0.5, 1.0, 0.25]), np.sqrt([2000, 2000, 20])
+    assert (fitted.w_mu, fitted.b_mu) == pytest.approx(tuple(np.polyfit(x, [1, 2, 41], 1, w=roots)))
+    assert (fitted.w_sigma, fitted.b_sigma) == pytest.approx(tuple(np.polyfit(x, [1, 1, 3], 1, w=roots)))
+
+
+@pytest.mark.parametrize("regression", ["huber", "weighted"])
+@pytest.mark.parametrize("lengths", [[50], range(1, 60)])
+def test_a_log_link_recovers_a_power_law_and_is_positive_everywhere(regression, lengths):
+    places = units(lengths)
+    noise = np.random.default_rng(0).standard_normal((len(places), 4))
+    noise = (noise - noise.mean(1, keepdims=True)) / noise.std(1, keepdims=True)
+    rewards = 0.5 * np.log(places)[:, None] + 1.0 + noise * (2.0 * places**0.7)[:, None]
+    normalizer = LocationNormalizer(link="log", regression=regression)
+    normalizer.fit(rewards.ravel(), places.repeat(4))
+    fitted = (normalizer.w_mu, normalizer.w_sigma, normalizer.b_mu, normalizer.b_sigma)
+    assert fitted == pytest.approx((0.5, 0.7, 1.0, math.log(2.0)), abs=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert normalizer.std(1e-6) == pytest.approx(2.0 * 1e-6**0.7, rel=1e-4)
+        assert (normalizer.std(torch.arange(1, 5000) / 5000) > 0).all()
+    assert normalizer.std_floor is None
+
+
+def test_a_log_link_without_any_spread_is_refused():
+    with pytest.raises(ValueError, match="same reward"):
+        LocationNormalizer(link="log").fit(np.array([2.0, 2.0, 2.0]), np.array([0.5, 1.0, 1.0]))
+
+
+def test_scalar_modes_by_hand():
+    rewards, places = np.array([1.0, 3.0, 5.0, 7.0]), np.array([0.5, 1.0, 0.5, 1.0])
+    for link in ("linear", "log"):
+        fitted = LocationNormalizer(link=link).fit(rewards, places)
+        z = torch.tensor([4.0, 6.0])
+        everywhere, last, none = (fitted.with_mode(mode) for mode in ("global", "last", "none"))
+        p = torch.tensor([0.1, 1.0])
+        torch.testing.assert_close(everywhere.transform(z, p), torch.tensor([0.0, 2 / math.sqrt(5)]))
+        torch.testing.assert_close(last.transform(z, p), torch.tensor([-0.5, 0.5]))  # mean 5, spread 2
+        torch.testing.assert_close(none.transform(z, p), z)
+        assert fitted.mode == "location" and last.with_mode("location").w_mu == fitted.w_mu
+
+
+def test_the_mode_in_force_and_the_others_survive_a_file(tmp_path):
+    fitted = LocationNormalizer(mode="last", link="log", regression="weighted", location_by="token", fingerprint="a")
+    fitted.fit(*noisy_rewards(responses=200))
+    fitted.save(tmp_path / "n.json")
+    loaded = LocationNormalizer.load(tmp_path / "n.json")
+    assert vars(loaded) == vars(fitted) and (loaded.w_mu, loaded.mode) == (0.0, "last")
+    assert loaded.with_mode("location").mean(0.3) == fitted.with_mode("location").mean(0.3)
+
+
+def test_a_file_of_an_older_version_is_a_location_normalizer(tmp_path):
+    path = tmp_path / "n.json"
+    published(PHI).save(path)
+    record = json.loads(path.read_text())
+    for name in ("modes", "mode", "regression", "link", "location_by"):
+        del record[name]
+    path.write_text(json.dumps(record))
+    loaded = LocationNormalizer.load(path)
+    assert (loaded.mode, loaded.mean(0.5)) == ("location", published(PHI).mean(0.5))
+    with pytest.raises(ValueError, match=r"no numbers for the mode 'global' \(it has location\).*segrew calibrate"):
+        loaded.with_mode("global")
+
+
+def test_an_unknown_choice_is_refused(tmp_path):
+    path = tmp_path / "n.json"
+    published(PHI).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"link": "cubic"}))
+    with pytest.raises(ValueError, match=r"(?s)n\.json: .*'cubic'.*segrew calibrate"):
+        LocationNormalizer.load(path)
+
+
+def test_token_locations_are_shares_of_tokens():
+    cut = Segmentation(torch.tensor([[0, 0, 0, 1], [0, 1, 2, -1]]))
+    by_token = LocationNormalizer.from_parameters(1.0, 0.0, 0.0, 1.0, location_by="token")
+    torch.testing.assert_close(by_token.locations(cut), torch.tensor([[0.75, 1.0, 0.0], [1 / 3, 2 / 3, 1.0]]))
+    torch.testing.assert_close(published(PHI).locations(cut), torch.tensor([[0.5, 1.0, 0.0], [1 / 3, 2 / 3, 1.0]]))
+    expected = torch.tensor([[-math.log(0.75), 0.0, 0.0], [math.log(3), math.log(1.5), 0.0]])
+    torch.testing.assert_close(by_token.normalize(torch.zeros(2, 3), cut), expected)
 
 
 def test_released_normalizers_are_presets():

@@ -12,7 +12,6 @@ from reward_models import LocationNormalizer, rewardbench_scores
 from reward_models.report import build_report, main
 from reward_models.report_runs import find_runs
 from reward_models.report_views import FEATURED
-from reward_models.rewardbench_sections import length_baseline
 
 HOSTILE = '</span><script>alert("x")</script><img src=x onerror=alert(1)> & "quoted" \'single\''
 
@@ -62,8 +61,8 @@ def demo(tmp_path):
         for name in ("hep-go", "donotanswer", HOSTILE)
         for i in range(9)
     ]
-    texts = [{"id": r["id"], "subset": r["subset"], "chosen": "ab", "rejected": "a"} for r in pairs]
-    results = {"benchmark": "rewardbench", **rewardbench_scores(pairs), "length_baseline": length_baseline(texts)}
+    longer = rewardbench_scores([row | {"score_chosen": 2, "score_rejected": 1} for row in pairs])
+    results = {"benchmark": "rewardbench", **rewardbench_scores(pairs), "length_baseline": longer}
     bench = root / "rewardbench"
     lines(bench / "scores.jsonl", pairs)
     (bench / "results.json").write_text(json.dumps(results))
@@ -161,8 +160,8 @@ def test_a_summary_is_not_needed_for_the_headline(demo, tmp_path):
 
 def test_a_benchmark_of_plain_pairs_has_no_sections_to_miss(tmp_path):
     pairs = [{"id": i, "subset": "all", "score_chosen": float(i), "score_rejected": 1.5} for i in range(4)]
-    texts = [{"id": i, "subset": "all", "chosen": "ab", "rejected": "a"} for i in range(4)]
-    results = {"benchmark": "pairs", **rewardbench_scores(pairs), "length_baseline": length_baseline(texts)}
+    longer = rewardbench_scores([row | {"score_chosen": 2, "score_rejected": 1} for row in pairs])
+    results = {"benchmark": "pairs", **rewardbench_scores(pairs), "length_baseline": longer}
     results["settings"] = {"subset_label": "rebuilt"}
     (tmp_path / "run").mkdir()
     (tmp_path / "run/results.json").write_text(json.dumps(results))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_models import rewardbench_scores
-from reward_models.rewardbench_sections import EXAMPLE_COUNTS, SUBSET_MAPPING, length_baseline
+from reward_models.rewardbench_sections import EXAMPLE_COUNTS, SUBSET_MAPPING
 
 
 def rows(chosen, rejected, subset="hep-go"):
@@ -72,6 +72,17 @@ def test_b44_a_score_that_is_no_number_names_its_row(field, bad):
 def test_b44_scores_are_compared_before_any_rounding():
     result = rewardbench_scores(rows([1.0 + 1e-12], [1.0]))
     assert (result["overall"], result["ties"]) == (1.0, 0)
+
+
+def test_b19_swapped_sides_turn_wins_into_losses():
+    """Margins +1, +2, -1, 0: two wins, one loss, one tie; the swapped file has one win, two losses, one tie."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        straight = rewardbench_scores(rows([1.0, 2.0, 0.0, 5.0], [0.0, 0.0, 1.0, 5.0]))["pooled"]
+        swapped = rewardbench_scores(rows([0.0, 0.0, 1.0, 5.0], [1.0, 2.0, 0.0, 5.0]))["pooled"]
+    assert (straight["accuracy"], straight["ties"]) == (0.5, 1)
+    assert (swapped["accuracy"], swapped["ties"]) == (0.25, 1)
+    assert straight["accuracy"] + swapped["accuracy"] + straight["ties"] / 4 == 1
 
 
 def test_b46_a_section_is_weighted_by_fixed_counts():
@@ -162,22 +173,3 @@ def test_unusable_rows_are_refused(data, message):
 
 def test_a_subset_listed_twice_under_one_id_counts_each_row():
     assert rewardbench_scores(rows([1], [0]) * 3)["pooled"]["n"] == 3
-
-
-def test_length_baseline_prefers_the_longer_answer_quietly():
-    data = [
-        {"id": 1, "subset": "hep-go", "chosen": "a longer answer", "rejected": "short"},
-        {"id": 2, "subset": "hep-go", "chosen": "same", "rejected": "size"},
-        {"id": 3, "subset": "hep-go", "chosen": [{"role": "assistant", "content": "no"}], "rejected": "never"},
-        {"id": 4, "subset": "hep-go", "chosen": "no", "rejected": "never"},
-    ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = length_baseline(data)
-    assert result["subsets"]["hep-go"]["accuracy"] == 0.25
-    assert result["ties"] == 1
-
-
-def test_length_baseline_names_a_row_without_text():
-    with pytest.raises(ValueError, match=r"row 1 \(id 9.*rejected"):
-        length_baseline([{"id": 9, "subset": "hep-go", "chosen": "text", "rejected": None}])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from reward_models import SegmentRewardModel
-from reward_models.pairs import score_pairs
+from reward_models.benchmark_items import item_of_pair, score_items
 from segrew.chat import ChatFormat
 from segrew.cli import main
 from segrew.language_models import load_tokenizer
@@ -42,18 +42,19 @@ def test_train_calibrate_score_and_benchmark(tmp_path, train, code_file, parser_
     assert main(["rewardbench", *argv]) == 0
 
     pairs = load_preferences(str(code_file)).pairs
-    (scored,) = score_pairs(model, pairs)
+    (scored,) = score_items(model, [item_of_pair(pair) for pair in pairs])
+    answers = dict(zip(("chosen", "rejected"), scored.answers, strict=True))
     for row, side in zip(read_jsonl(tmp_path / "scores" / "scores.jsonl"), ("chosen", "rejected"), strict=True):
-        assert [s["text"] for s in row["segments"]] == [s.text for s in getattr(scored, side).segments]
+        assert [s["text"] for s in row["segments"]] == [s.text for s in answers[side].segments]
         assert "".join(s["text"] for s in row["segments"]) == CODE[side]
-        assert row["score"] == pytest.approx(getattr(scored, side).score, rel=0.01)  # bfloat16 where it is fast
-    texts = [segment.text for segment in scored.chosen.segments]
+        assert row["score"] == pytest.approx(answers[side].score, rel=0.01)  # bfloat16 where it is fast
+    texts = [segment.text for segment in answers["chosen"].segments]
     if rule == "sentence":
         starts = sentence_starts(CODE["chosen"])
         assert len(texts) == len(starts) == 4
     if rule == "python_ast":
         assert texts[0] == "Here it is:\n\n" and texts[-1] == "It returns the sum." and len(texts) > 4
-        assert [s.text for s in scored.rejected.segments][-1].strip() == "return first -"
+        assert [s.text for s in answers["rejected"].segments][-1].strip() == "return first -"
 
 
 def test_truncated_answers_are_cut_by_the_text_that_is_left(tmp_path, train, pairs_file):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from segrew.metrics import mean_interval, wilson_interval
+from segrew.metrics import correlation_interval, mean_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,8 @@ def test_mean_interval_is_the_normal_one():
 def test_one_value_has_a_mean_and_no_bounds():
     assert mean_interval([3.0]) == (3.0, -math.inf, math.inf)
     assert mean_interval([2.0, 2.0]) == (2.0, 2.0, 2.0)
+
+
+def test_correlation_interval_as_tabulated():
+    assert correlation_interval(0.5, 28) == pytest.approx((0.156028, 0.735818), abs=1e-5)  # atanh(.5) -+ 1.96 / 5
+    assert correlation_interval(0.5, 3) == (-1.0, 1.0) and correlation_interval(1.0, 9) == (1.0, 1.0)
