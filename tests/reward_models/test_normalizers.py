@@ -554,3 +554,9 @@ def test_compat_fits_as_the_released_script():
     assert (found.w_mu, found.b_mu) == pytest.approx(lines[0], abs=1e-4)
     assert (found.w_sigma, found.b_sigma) == pytest.approx(lines[1], abs=1e-4)
     assert [point.location for point in found.bins] == pytest.approx(places.tolist())
+
+
+def test_compat_takes_no_other_estimator():
+    rewards, places = noisy_rewards(responses=50)
+    with pytest.raises(ValueError, match="own recipe of the fit; leave --regression"):
+        LocationNormalizer(link="log").fit(rewards, places, compat="dense_rlhf_release")
