@@ -80,7 +80,9 @@ def load_classifier(
     if missing:
         head: Any = model.score
         nn.init.normal_(head.weight, std=1.0 / (head.in_features + 1))
-        warnings.warn(f"'{name_or_path}' has no head: score.weight is new, with random values", stacklevel=2)
+        warnings.warn(
+            f"'{name_or_path}' has no reward head; training starts a new one (score.weight, random)", stacklevel=2
+        )
     if f"{ATTENTION}.weight" in unexpected:
         add_unit_attention(model, _read_weight(Path(path), f"{ATTENTION}.weight"))
     return model

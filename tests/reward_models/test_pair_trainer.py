@@ -204,10 +204,10 @@ def test_b32_the_head_is_trained_saved_and_missed(tmp_path, train, tune):
     """The head of step 5 is no longer that of step 0, it is the one in memory, and no run goes on without it."""
     flags = STILL | {"tune": tune, "learning_rate": 1e-2, "optim": "adamw_torch", "save_strategy": "steps"}
     flags |= {"save_steps": 5, "lora_merge": False}
-    with pytest.warns(UserWarning, match=r"has no head: score\.weight is new") as said:
+    with pytest.warns(UserWarning, match=r"has no reward head") as said:
         start = train(tmp_path / "start", **flags | {"learning_rate": 0})
         model = train(tmp_path / "run", **flags | {"max_steps": 5})
-    assert sum("has no head" in str(warning.message) for warning in said) == 2  # once for each run
+    assert sum("has no reward head" in str(warning.message) for warning in said) == 2  # once for each run
     name = "adapter_model.safetensors" if tune == "lora" else "model.safetensors"
     checkpoint = tmp_path / "run" / "checkpoint-5"
     weights = load_file(checkpoint / name)
