@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import Tensor
 
 from policy.losses import kl_estimates, policy_loss, value_loss
@@ -20,6 +21,7 @@ from reward_models.normalizers import LocationNormalizer
 from segrew import segmentation as rules
 from segrew.advantages import generalized_advantages, leave_one_out, macro_advantages
 from segrew.aggregation import aggregate
+from segrew.language_models import Conversations, response_states
 from segrew.macro_actions import spread_to_tokens, sum_by_unit, value_by_unit
 from segrew.masking import masked_mean, masked_whiten
 from segrew.token_statistics import token_statistics
@@ -100,6 +102,23 @@ def _learning_statistics(x: Inputs) -> list[Tensor]:
     return [logprobs.detach(), entropy, hidden.grad, weight.grad]
 
 
+def _packed_rows(x: Inputs, family: str) -> list[Tensor]:
+    """Hidden states of rows that share prompts, and the gradient to the embeddings; on CUDA by FlexAttention."""
+    torch.manual_seed(0)
+    window = {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, attn_logit_softcapping=5.0, **(window if family == "Gemma2" else {}),
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).to(x.hidden)
+    tokens = (x.targets % 256).tolist()
+    prompts = [tokens[:150], tokens[:30], tokens[:150], tokens[:150]]
+    rows = Conversations(prompts, [tokens[:90], tokens[:40], tokens[90:250], []], torch.zeros(4, dtype=torch.bool))
+    states = response_states(model, rows, layout="packed")
+    (states.at.square().mean() + states.before.sum(-1).mean()).backward()
+    return [states.at.detach(), states.before.detach(), model.get_input_embeddings().weight.grad]
+
+
 CHECKS: dict[str, Callable[[Inputs], list[Tensor]]] = {
     "segment_by_entropy": lambda x: [x.units().ids],
     "segment_by_ngram": lambda x: [rules.segment_by_ngram(x.mask, 5).ids],
@@ -162,6 +181,8 @@ CHECKS: dict[str, Callable[[Inputs], list[Tensor]]] = {
     **{f"losses, {ratio} ratio": lambda x, ratio=ratio: _losses(x, ratio) for ratio in ("token", "joint", "geometric")},
     "token_statistics and gradient": _statistics,
     "token_statistics of a head that learns": _learning_statistics,
+    "packed rows, states and gradient": lambda x: _packed_rows(x, "Llama"),
+    "packed rows, a sliding layer and soft-capping": lambda x: _packed_rows(x, "Gemma2"),
 }
 
 

@@ -74,7 +74,7 @@ def conversations_of(chat: ChatFormat, max_pairs: int | None) -> Conversations:
 @torch.no_grad()
 def forward_pass(model: torch.nn.Module, conversations: Conversations) -> None:
     """What the rules that need a model wait for."""
-    for rows in micro_batches(conversations, 16):
+    for rows in micro_batches(conversations, None, max_rows=16):
         response_statistics(model, conversations.select(rows))
 
 

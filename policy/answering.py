@@ -95,13 +95,13 @@ class Answerer:
     def _score(
         self, prompts: list[list[Message]], answers: Answers, generator: torch.Generator
     ) -> list[ScoredResponse]:
-        model, rows = self.reward_model, self.sampling.batch_size
+        model = self.reward_model
         if model is None:
             return []
         if self.scored_on == "text":
-            scored = model.score(prompts, answers.texts, rows, description="Scoring")
+            scored = model.score(prompts, answers.texts, description="Scoring")
         else:
-            scored = score_tokens(model, answers.conversations, rows, generator=generator, description="Scoring")
+            scored = score_tokens(model, answers.conversations, generator=generator, description="Scoring")
         for record, text in zip(scored, answers.texts, strict=True):
             if not math.isfinite(record.score):
                 raise ValueError(f"the reward model gave {record.score} to the answer {text[:60]!r}.")

@@ -5,6 +5,7 @@ What a step draws depends only on the seed, the step and the process, so a check
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from policy.ppo_config import PPOConfig
+from policy.run_state import RunState
 from segrew.data_options import DataOptions
 from segrew.run_directory import read_json, read_jsonl, write_json, write_jsonl
 
@@ -67,20 +69,22 @@ def save_checkpoint(
     run: Path,
     step: int,
     policy: nn.Module,
-    critic: nn.Module,
+    critic: nn.Module | None,
     optimizer: Any,
     scheduler: Any,
     config: PPOConfig,
     options: DataOptions,
+    state: RunState,
 ) -> None:
     """Write checkpoint-STEP in one move, then drop the oldest beyond the limit."""
     target, partial = run / f"checkpoint-{step}", run / f"partial-checkpoint-{step}"
     shutil.rmtree(partial, ignore_errors=True)
     policy.save_pretrained(partial)  # type: ignore[operator]
-    trained = {name: p.detach().cpu().contiguous() for name, p in critic.named_parameters() if p.requires_grad}
-    save_file(trained, partial / CRITIC_FILE)
+    save_file({name: p.detach().cpu().contiguous() for name, p in _trained(critic)}, partial / CRITIC_FILE)
     torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, partial / OPTIMIZER_FILE)
-    write_json(partial / STATE_FILE, {"step": step, "config": {**vars(config), **vars(options)}})
+    write_json(
+        partial / STATE_FILE, {"step": step, "config": {**vars(config), **vars(options)}, "state": asdict(state)}
+    )
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
     if config.save_total_limit is not None:
@@ -88,15 +92,20 @@ def save_checkpoint(
             shutil.rmtree(old)
 
 
-def load_checkpoint(path: Path, critic: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    """Restore the critic, the optimizer and the schedule; return the step that was done last."""
-    missing = critic.load_state_dict(load_file(path / CRITIC_FILE), strict=False).missing_keys
-    trained = {name for name, p in critic.named_parameters() if p.requires_grad}
-    assert not trained & set(missing), "the checkpoint lacks weights of the critic"
-    state = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
-    optimizer.load_state_dict(state["optimizer"])
-    scheduler.load_state_dict(state["scheduler"])
-    return read_json(path / STATE_FILE)["step"]
+def _trained(critic: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+    return [] if critic is None else [(name, p) for name, p in critic.named_parameters() if p.requires_grad]
+
+
+def load_checkpoint(path: Path, critic: nn.Module | None, optimizer: Any, scheduler: Any) -> tuple[int, RunState]:
+    """Restore the critic, the optimizer and the schedule; return the step that was done last, and the run's state."""
+    if critic is not None:
+        missing = critic.load_state_dict(load_file(path / CRITIC_FILE), strict=False).missing_keys
+        assert not {name for name, _ in _trained(critic)} & set(missing), "the checkpoint lacks weights of the critic"
+    saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    optimizer.load_state_dict(saved["optimizer"])
+    scheduler.load_state_dict(saved["scheduler"])
+    record = read_json(path / STATE_FILE)
+    return record["step"], RunState(**record["state"])
 
 
 def forget_later_steps(run: Path, step: int) -> None:

@@ -52,7 +52,7 @@ class GenerateConfig:
     reward_model: str | None = arg(None, help="Reward-model directory that scores every answer.")
     compare_to: str | None = arg(None, help="An earlier run's directory or scores.jsonl: gains in score since then.")
     sft_columns: SftColumns = arg("messages", help="Columns of sft.jsonl, the best answers as TRL takes them.")
-    per_device_eval_batch_size: int = arg(16, help="Answers drawn, and scored, at a time.")
+    per_device_eval_batch_size: int = arg(16, help="Answers drawn at a time.")
     output_dir: str = arg("runs/generate", help="Where the answers and scores go.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
     seed: int = arg(0, help="Of sampling.")

@@ -17,6 +17,7 @@ from policy.judge_results import agreement, verdict_table, verdicts
 from policy.judge_rubric import Rubric
 from reward_models import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.run_directory import RUN_FILE, RunDirectory, read_json, read_jsonl, write_jsonl
 
 JUDGMENTS = "judgments.jsonl"
@@ -24,7 +25,7 @@ TURNED_DOWN = 8  # so many refusals at the start, and nothing else, end a run
 # What a restarted run may change without ceasing to be the same run.
 FREE_ON_RESTART = {
     "api_key_env", "workers", "max_retries", "timeout", "max_rows", "reward_model", "output_dir",
-    "overwrite_output_dir", "per_device_eval_batch_size",
+    "overwrite_output_dir", "max_tokens_per_batch",
 }  # fmt: skip
 
 
@@ -47,7 +48,9 @@ class JudgeConfig:
     max_retries: int = arg(5, help="Tries after the first where the endpoint is busy or broken.")
     timeout: float = arg(120.0, help="Seconds that one request may take.")
     reward_model: str | None = arg(None, help="Reward-model directory whose preferences are compared with the judge's.")
-    per_device_eval_batch_size: int = arg(16, help="Answers that the reward model scores at a time.")
+    max_tokens_per_batch: int = arg(
+        TOKENS_PER_BATCH, help="Tokens of a forward pass of the reward model, each prompt counted once."
+    )
     output_dir: str = arg("runs/judge", help="Where judgments.jsonl and judge.json go; run again to continue.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
@@ -186,7 +189,7 @@ def judge(config: JudgeConfig, console: Console | None = None) -> dict[str, Any]
         name: sum(len(getattr(match, name).text) for match in matches) / len(matches) for name in ("model", "baseline")
     }
     if reward_model is not None:
-        margins = _margins(matches, reward_model, config.per_device_eval_batch_size)
+        margins = _margins(matches, reward_model, config.max_tokens_per_batch)
         results["agreement"] = agreement(kept, margins, config.dimensions)
     run.write_json("judge.json", results)
     console.print(verdict_table(results))
@@ -194,10 +197,12 @@ def judge(config: JudgeConfig, console: Console | None = None) -> dict[str, Any]
     return results
 
 
-def _margins(matches: list[Match], reward_model: SegmentRewardModel, batch_size: int) -> dict[str, float]:
+def _margins(matches: list[Match], reward_model: SegmentRewardModel, max_tokens: int) -> dict[str, float]:
     """Score of the model's answer minus the baseline's, by match."""
     sides = [reply for match in matches for reply in (match.model, match.baseline)]
-    scored = reward_model.score([r.prompt for r in sides], [r.text for r in sides], batch_size, description="Scoring")
+    scored = reward_model.score(
+        [r.prompt for r in sides], [r.text for r in sides], description="Scoring", max_tokens=max_tokens
+    )
     scores = [record.score for record in scored]
     return {match.id: scores[2 * i] - scores[2 * i + 1] for i, match in enumerate(matches)}
 

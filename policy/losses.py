@@ -33,6 +33,8 @@ def policy_loss(
     segmentation: Segmentation,
     *,
     clip: float = 0.2,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
     ratio: Ratio = "token",
     reduction: Reduction = "token",
     normalizer: int | float | Tensor | None = None,
@@ -49,7 +51,8 @@ def policy_loss(
     advantages, which `macro_advantages` makes equal.
 
     Args:
-        clip: ε.
+        clip: ε. clip_high: ε above 1 where it differs, as in DAPO (2503.14476).
+        dual_clip: c > 1, a floor c·A under the surrogate where A < 0, which is else unbounded (1912.09729, eq. 5).
         reduction: `token` divides by all tokens; `sequence` averages within each response, then over
             responses; `unit` averages within each unit, then over units.
         normalizer: The number of tokens (responses, units) to divide by when this is one micro-batch of a
@@ -75,10 +78,13 @@ def policy_loss(
 
     ratios = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     unclipped = ratios * advantages
-    clipped = ratios.clamp(1 - clip, 1 + clip) * advantages
-    loss = -(weights * torch.minimum(unclipped, clipped)).sum()
+    clipped = ratios.clamp(1 - clip, 1 + (clip if clip_high is None else clip_high)) * advantages
+    surrogate = torch.minimum(unclipped, clipped)
+    if dual_clip is not None:
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
+    loss = -(weights * surrogate).sum()
     stats = {
-        "clip_fraction": masked_mean((clipped < unclipped).float(), mask),
+        "clip_fraction": masked_mean((surrogate.detach() != unclipped.detach()).float(), mask),
         "ratio_max": fill_padding(ratios.detach(), mask).max(),
         "approx_kl": approx_kl,
     }

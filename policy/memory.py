@@ -27,7 +27,9 @@ def estimate_memory(config: PPOConfig) -> dict[str, int]:
         model = AutoModelForCausalLM.from_config(model_config)
     weights = sum(p.numel() for p in model.parameters())
     trained = _adapter_size(model, config.lora_r) if config.use_peft else weights
-    copies = {"policy": weights * FLOAT32, "critic": weights * FLOAT32}
+    critics = int(config.advantage_estimator == "gae")
+    copies = {"policy": weights * FLOAT32, "critic": critics * weights * FLOAT32}
+    rewarding = (config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models)
     if not config.use_peft:
         copies["reference"] = weights * FLOAT32
     text = model_config.get_text_config()
@@ -38,8 +40,10 @@ def estimate_memory(config: PPOConfig) -> dict[str, int]:
     cache_width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
     rows = min(config.local_rollout_forward_batch_size, config.rollout_batch_size)
     return copies | {
-        "reward model": sum(file.stat().st_size for file in Path(config.reward_model_path).glob("*.safetensors")),
-        "gradients and AdamW": 2 * trained * 3 * FLOAT32,
+        "reward models": sum(
+            file.stat().st_size for path in filter(None, rewarding) for file in Path(path).glob("*.safetensors")
+        ),
+        "gradients and AdamW": (1 + critics) * trained * 3 * FLOAT32,
         "activations, at most": config.per_device_train_batch_size * tokens * per_token * per_activation,
         "KV cache, at most": 2 * rows * tokens * text.num_hidden_layers * cache_width * FLOAT32,
     }

@@ -40,5 +40,5 @@ def mini_batches(
 
 def micro_batches_of(rows: list[int], conversations: Conversations, batch_size: int) -> Iterator[list[int]]:
     """Cut the rows of a mini-batch into micro-batches of rows of similar length, at most `batch_size` each."""
-    for part in micro_batches(conversations.select(rows), batch_size):
+    for part in micro_batches(conversations.select(rows), None, max_rows=batch_size):
         yield [rows[i] for i in part]

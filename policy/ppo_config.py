@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from policy.estimators import Compat, Estimator, Whitening
+from policy.kl_control import KLController, KLEstimator, KLPlace
 from policy.losses import Ratio, Reduction
+from policy.ppo_checks import check_settings
 from policy.reward_shaping import Interpolation
 from policy.rollout import Sampling
 from reward_models.normalizer_parameters import Mode
@@ -11,6 +14,7 @@ from segrew.advantages import Scale
 from segrew.chat import SystemRole
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.macro_actions import ValueScheme
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleSettings
@@ -28,6 +32,19 @@ class PPOConfig(RuleSettings):
         EMBEDDED_MODEL, help="SFT model: the policy's start, its frozen reference, the critic's trunk."
     )
     reward_model_path: str = arg("", help="Directory of a reward model made by `segrew train-rm`.")
+    extra_reward_models: list[str] = arg([], help="Further reward models, added with their weights.")
+    reward_functions: list[str] = arg(
+        [],
+        help="module:function …, called with prompts, completions and the data's columns; see policy/reward_functions.",
+    )
+    reward_weights: list[float] = arg(
+        [], help="Of the reward model, the further ones and the functions, in this order; default 1 each."
+    )
+    reward_tokens: Literal["ids", "text"] = arg(
+        "ids", help="Reward models read the policy's token ids, or the answer's text through their own tokenizer."
+    )
+    eval_reward_models: list[str] = arg([], help="Reward models that judge evaluation answers and are never optimized.")
+    eval_reward_functions: list[str] = arg([], help="The same, as module:function.")
     chat_template: str | None = arg(
         None, help="raw, chatml or a .jinja file; needed for a base model without a template."
     )
@@ -66,6 +83,9 @@ class PPOConfig(RuleSettings):
     entropy_threshold: float | None = arg(
         None, help="Nats, for an entropy rule on either axis; default the reward model's."
     )
+    n_schedule: str | None = arg(
+        None, help="Length of n-gram actions by PPO step, such as 10:0,5:100 (10 from the start, 5 from step 100 on)."
+    )
     normalizer: Mode | None = arg(
         None,
         help="Normalize unit rewards by location, by one mean and spread of all units (global) or of last units "
@@ -74,24 +94,57 @@ class PPOConfig(RuleSettings):
     interpolation: Interpolation = arg("even", help="How a unit's reward is spread over its tokens.")
     reward_clip: float = arg(10.0, help="Bound on a unit's normalized reward, before it is spread.")
     missing_eos_penalty: float | None = arg(None, help="Taken once from the last token of a cut-off answer.")
+    truncated_answers: Literal["score", "mask", "bootstrap"] = arg(
+        "score",
+        help="A cut-off answer is scored like any other, left out of the losses, or continued by the critic's value.",
+    )
+    skip_bad_rows: bool = arg(
+        False, help="Leave out and count answers with a missing or non-finite reward, and updates with such gradients."
+    )
 
     # Rollouts
     rollout_batch_size: int = arg(64, help="Answers a step, over all processes.")
+    num_samples_per_prompt: int = arg(1, help="Answers to each prompt; rloo and group compare them.")
     max_new_tokens: int = arg(128, help="Longest answer.")
     temperature: float = arg(1.0, help="Of sampling and of every log-probability.")
+    top_k: int = arg(0, help="Sample from the k likeliest tokens; 0 for all. Log-probabilities stay those of all.")
+    top_p: float = arg(1.0, help="Sample from the likeliest tokens of this joint probability. The same holds.")
     stop_token_ids: list[int] = arg([], help="Stop tokens besides the chat template's.")
     stop_strings: list[str] = arg([], help="Texts that end an answer.")
-    local_rollout_forward_batch_size: int = arg(32, help="Rows of a pass without gradients, generation included.")
+    local_rollout_forward_batch_size: int = arg(32, help="Answers drawn at once.")
+    max_tokens_per_batch: int = arg(
+        TOKENS_PER_BATCH, help="Tokens of a pass without gradients, each prompt counted once."
+    )
 
     # PPO
     total_steps: int = arg(100, help="PPO steps: one batch of rollouts each.")
     num_ppo_epochs: int = arg(1, help="Passes over each batch of rollouts.")
     num_mini_batches: int = arg(1, help="Optimizer steps in each pass.")
     per_device_train_batch_size: int = arg(8, help="Rows of a forward and backward pass.")
-    kl_coef: float = arg(0.05, help="Weight of the per-token KL (k1) to the reference in the reward.")
+    kl_coef: float = arg(0.05, help="Weight of the KL to the reference, at the start where it adapts.")
+    kl_in: KLPlace = arg("reward", help="Subtract the KL from the reward, or add it to the loss.")
+    kl_estimator: KLEstimator = arg("k1", help="Estimate of the KL; in the loss k2 or k3.")
+    kl_scale: Scale = arg("token", help="A unit pays for the KL of each of its tokens, or for their mean.")
+    kl_controller: KLController = arg("fixed", help="adaptive: steer the KL of an answer to --kl_target.")
+    kl_target: float = arg(6.0, help="Nats an answer, for the adaptive controller.")
+    kl_horizon: int = arg(10000, help="Answers over which the adaptive controller acts.")
     cliprange: float = arg(0.2, help="Clip of the policy ratio.")
+    cliprange_high: float | None = arg(None, help="Clip above 1 where it differs (clip-higher).")
+    dual_clip: float | None = arg(None, help="Bound on the ratio where the advantage is negative, such as 3.")
+    target_kl: float | None = arg(
+        None, help="No further update from these rollouts once the KL between old and new policy is above this."
+    )
+    ratio_threshold: float | None = arg(None, help="The same for the largest ratio.")
     cliprange_value: float | None = arg(0.2, help="Clip of the value update.")
     vf_coef: float = arg(1.0, help="Weight of the value loss.")
+    critic_target: Scale = arg(
+        "token", help="Regress the value of each token to its unit's return, or the unit's value."
+    )
+    critic_warmup_steps: int = arg(0, help="PPO steps at the start in which only the critic learns.")
+    advantage_estimator: Estimator = arg(
+        "gae",
+        help="gae (with a critic), or a unit's return less a baseline: rloo, group (also scaled), reinforce (none).",
+    )
     gamma: float = arg(1.0, help="Discount.")
     lam: float = arg(0.95, help="Lambda of generalized advantage estimation.")
     gamma_scale: Scale = arg("unit", help="Discount per unit, or per token of a unit.")
@@ -99,12 +152,16 @@ class PPOConfig(RuleSettings):
     value_scheme: ValueScheme = arg("mean", help="Value of a unit from those of its tokens.")
     ratio: Ratio = arg("token", help="Importance ratio per token, or joint or geometric mean over a unit.")
     loss_reduction: Reduction = arg("token", help="Mean of the policy loss over tokens, responses or units.")
-    whiten_advantages: bool = arg(True, help="Standardize advantages over all answer tokens of a batch.")
+    whitening: Whitening = arg("token", help="Standardize advantages over all tokens or all units of a batch, or not.")
+    compat: Compat | None = arg(None, help="ma_rlhf_release: units and advantages as MA-RLHF's released code has them.")
 
     # Optimizer
     learning_rate: float = arg(1e-6, help="Of the policy.")
     critic_learning_rate: float = arg(1e-5, help="Of the critic.")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = arg("constant", help="Schedule after the warm-up.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = arg(
+        "constant", help="Schedule after the warm-up."
+    )
+    min_lr_rate: float = arg(0.1, help="Where cosine_with_min_lr ends, as a share of the rate.")
     warmup_steps: int = arg(0, help="Optimizer steps of linear warm-up.")
     adam_beta1: float = arg(0.9, help="AdamW.")
     adam_beta2: float = arg(0.95, help="AdamW.")
@@ -117,37 +174,17 @@ class PPOConfig(RuleSettings):
     resume_from_checkpoint: str | None = arg(None, help="latest, or a checkpoint directory of this run.")
     seed: int = arg(0, help="Of everything random.")
     eval_steps: int = arg(10, help="PPO steps between two evaluations.")
+    early_stopping_patience: int | None = arg(
+        None, help="Stop after this many evaluations without a better --metric_for_best_model."
+    )
+    metric_for_best_model: str = arg("eval/score", help="What early stopping watches, such as eval/score.")
     save_steps: int = arg(50, help="PPO steps between two checkpoints; 0 for none.")
     save_total_limit: int | None = arg(2, help="Newest checkpoints to keep.")
     samples_per_step: int = arg(4, help="Answers a step that go to samples.jsonl with their segments.")
     report_to: str = arg("none", help="tensorboard, wandb or another tracker of accelerate.")
 
     def __post_init__(self) -> None:
-        if not self.reward_model_path:
-            raise ValueError("--reward_model_path is missing: name a directory made by `segrew train-rm`.")
-        _ = self.sampling  # refuses its own bad values
-        self.rule_named(self.action_rule)
-        positive = (
-            "rollout_batch_size", "per_device_train_batch_size", "local_rollout_forward_batch_size", "num_ppo_epochs",
-            "num_mini_batches", "max_prompt_length", "eval_steps", "eval_samples", "lora_r",
-        )  # fmt: skip
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1.")
-        for name in ("total_steps", "kl_coef", "save_steps", "warmup_steps", "samples_per_step", "vf_coef"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} {getattr(self, name)}: must not be negative.")
-        for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: must lie between 0 and 1.")
-        for name in ("cliprange", "cliprange_value", "reward_clip", "max_grad_norm"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"--{name} {getattr(self, name)}: must be positive.")
-        if self.num_mini_batches > self.rollout_batch_size:
-            raise ValueError(
-                f"--num_mini_batches {self.num_mini_batches}: more parts than --rollout_batch_size "
-                f"{self.rollout_batch_size} has answers."
-            )
+        check_settings(self)
 
     @property
     def sampling(self) -> Sampling:
@@ -155,6 +192,8 @@ class PPOConfig(RuleSettings):
         return Sampling(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
             stop_token_ids=tuple(self.stop_token_ids),
             stop_strings=tuple(self.stop_strings),
             batch_size=self.local_rollout_forward_batch_size,

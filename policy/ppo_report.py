@@ -1,21 +1,21 @@
-"""What a PPO step tells: metrics, warnings, evaluations."""
+"""What a PPO step tells: metrics, and warnings of what cannot be."""
 
 import resource
 import sys
-import warnings
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from policy.evaluate import evaluate_policy
+from policy.agreement import live_agreement
 from policy.experience import Experience
 from policy.losses import kl_estimates
+from policy.monitors import flat_groups, flat_warning
 from policy.ppo_run import Run
+from policy.readings import Scores
 from policy.rollout import Rollout
-from policy.scoring import Scores, Units
+from policy.text_metrics import text_metrics
 from reward_models.drift import drift_metrics, drift_moments, drift_warning
 from segrew.masking import masked_mean
 
@@ -23,58 +23,92 @@ LOW_KL = -0.1
 
 
 def measure(
-    run: Run, rollout: Rollout, units: Units, scores: Scores, experience: Experience, stats: dict[str, Tensor]
+    run: Run, rollout: Rollout, experience: Experience, scores: Scores, stats: dict[str, Tensor]
 ) -> dict[str, int | float]:
     """The metrics of one step, means over all processes.
 
-    KL and entropy are means over tokens; `dense_sum` is a response's token rewards without the KL part, in total;
-    `l2` is the norm over a response's tokens, before whitening; `units` are those of the reward. Where a rule parses,
-    `parse_fallback_rate` is the share of responses that it could not be applied to.
+    Where a rule parses, `parse_fallback_rate` is the share of responses that it could not be applied to.
     """
+    values = (
+        kl_metrics(rollout, experience) | reward_metrics(run, experience, scores) | unit_metrics(experience, scores)
+    )
     mask = rollout.mask
-    k1, k2, k3 = kl_estimates(rollout.logprobs, units.ref_logprobs)
-    tokens, rows = mask.sum(), len(rollout.texts)
-    dense = (experience.token_rewards + run.config.kl_coef * k1).masked_fill(~mask, 0.0)
-    values = {
-        "reward/score": scores.scores.mean(),
-        "reward/dense_sum": dense.sum(1).mean(),
-        "kl/k1": masked_mean(k1, mask),
-        "kl/k2": masked_mean(k2, mask),
-        "kl/k3": masked_mean(k3, mask),
+    texts = run.roles.chat.response_texts(rollout.conversations.responses)
+    values |= live_agreement(rollout, experience.units, texts, run.config.temperature)
+    values |= {
         "policy/entropy": masked_mean(rollout.entropy, mask),
-        "value/explained_variance": explained_variance(rollout.values, experience.returns, mask),
-        "advantage/l2": experience.advantages.square().sum(1).sqrt().mean(),
-        "return/l2": experience.returns.square().sum(1).sqrt().mean(),
-        "units/count": units.rewards.counts.float().mean(),
-        "units/length": tokens / units.rewards.counts.sum(),
-        "response/length": tokens / rows,
+        "value/explained_variance": explained_variance(
+            rollout.values, experience.returns, experience.units.actions.mask
+        ),
+        "response/length": mask.sum() / len(mask),
         "response/eos_rate": rollout.ended.float().mean(),
+        **{f"response/{n}": torch.tensor(x) for n, x in text_metrics(rollout.conversations.responses).items()},
         **stats,
     }
-    unparsed = [cut.fallback for cut in (units.own, units.readings, units.actions) if cut.fallback is not None]
+    unparsed = [cut.fallback for cut in experience.units.cuts.values() if cut.fallback is not None]
     if unparsed:
         values["units/parse_fallback_rate"] = torch.stack(unparsed).any(0).float().mean()
-    names = sorted(values)
-    means: Any = run.accelerator.reduce(torch.stack([values[n].float() for n in names]), reduction="mean")
+    names, device = sorted(values), mask.device
+    means: Any = run.accelerator.reduce(torch.stack([values[n].float().to(device) for n in names]), reduction="mean")
     metrics = dict(zip(names, means.tolist(), strict=True))
-    metrics |= measure_drift(run, units, scores)
+    metrics["reward/bad_rows"] *= run.accelerator.num_processes
+    run.state.bad_rows += int(metrics["reward/bad_rows"])
+    metrics |= {"kl/coef": run.state.kl_coef, "policy/skipped_updates": run.state.skipped_updates}
+    metrics |= measure_drift(run, scores)
     metrics |= {f"time/{name}": seconds for name, seconds in run.seconds.items()}
-    everyones = metrics["response/length"] * rows * run.accelerator.num_processes
+    everyones = metrics["response/length"] * len(mask) * run.accelerator.num_processes
     metrics["tokens_per_second"] = everyones / sum(run.seconds.values())
     return metrics | {"memory/peak_mb": peak_memory_mb(run.accelerator.device)}
 
 
-def measure_drift(run: Run, units: Units, scores: Scores) -> dict[str, float]:
-    """How far normalized rewards are from those that the normalizer was fitted on; {} without one. Warns once."""
-    if run.axes.normalizer is None:
-        return {}
-    locations = run.axes.normalizer.locations(units.rewards)
-    moments: Any = run.accelerator.reduce(drift_moments(scores.rewards, locations), reduction="sum")
-    drifted = drift_warning(moments)
-    if drifted and not run.drift_reported:
-        run.drift_reported = True
-        warnings.warn(drifted, stacklevel=2)
-    return drift_metrics(moments)
+def kl_metrics(rollout: Rollout, experience: Experience) -> dict[str, Tensor]:
+    """Means over tokens of the three estimates; `answer` is the mean over answers of the sum of k1."""
+    k1, k2, k3 = kl_estimates(rollout.logprobs, experience.units.ref_logprobs)
+    means = {name: masked_mean(k, rollout.mask) for name, k in (("kl/k1", k1), ("kl/k2", k2), ("kl/k3", k3))}
+    return means | {"kl/answer": k1.masked_fill(~rollout.mask, 0.0).sum(1).mean()}
+
+
+def reward_metrics(run: Run, experience: Experience, scores: Scores) -> dict[str, Tensor]:
+    """Scores of the answers that have one; `dense_sum` is an answer's token rewards without the KL part, in total.
+
+    `flat_prompts` is the share of prompts whose answers all score alike. `l2` is the norm over an answer's tokens,
+    before whitening.
+    """
+    rows, taking_part = ~scores.bad, experience.units.actions.mask.any(1)
+    values = {
+        "reward/score": masked_mean(scores.scores, rows),
+        "reward/dense_sum": masked_mean(experience.dense.sum(1), taking_part),
+        "reward/bad_rows": scores.bad.float().sum(),
+        "reward/flat_prompts": flat_groups(scores.scores, run.config.num_samples_per_prompt, rows),
+        "advantage/l2": masked_mean(experience.advantages.square().sum(1).sqrt(), taking_part),
+        "return/l2": masked_mean(experience.returns.square().sum(1).sqrt(), taking_part),
+    }
+    if len(scores.readings) > 1:
+        values |= {f"reward/{r.source}": masked_mean(r.scores, rows) for r in scores.readings}
+    return values
+
+
+def unit_metrics(experience: Experience, scores: Scores) -> dict[str, Tensor]:
+    """Mean number and length of the first source's reward units, and of the actions of answers that take part."""
+    units, actions = scores.readings[0].segmentation, experience.units.actions
+    rows = actions.mask.any(1).sum().clamp(min=1)
+    return {
+        "units/count": units.counts.float().mean(),
+        "units/length": units.mask.sum() / units.counts.sum().clamp(min=1),
+        "actions/count": actions.counts.sum() / rows,
+        "actions/length": actions.mask.sum() / actions.counts.sum().clamp(min=1),
+    }
+
+
+def measure_drift(run: Run, scores: Scores) -> dict[str, float]:
+    """How far the first normalized source is from what its normalizer was fitted on; {} without one. Warns once."""
+    for source, reading in zip(run.sources, scores.readings, strict=True):
+        if source.normalizer is not None:
+            locations = source.normalizer.locations(reading.segmentation).masked_fill(scores.bad[:, None], 0.0)
+            moments: Any = run.accelerator.reduce(drift_moments(reading.rewards, locations), reduction="sum")
+            run.warn_once("drift", drift_warning(moments))
+            return drift_metrics(moments)
+    return {}
 
 
 def explained_variance(
@@ -98,54 +132,16 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 def report(run: Run, metrics: dict[str, int | float]) -> None:
-    """Append the metrics, pass them to trackers, and warn of a KL that cannot be."""
+    """Append the metrics, pass them to trackers, and warn of a KL that cannot be and of rewards that teach nothing."""
     if run.accelerator.is_main_process:
         run.directory.append("metrics.jsonl", metrics)
     run.accelerator.log(metrics, step=int(metrics["step"]))
-    run.low_kl_steps = run.low_kl_steps + 1 if metrics["kl/k1"] < LOW_KL else 0
-    if run.low_kl_steps == 2:
-        warnings.warn(
+    run.state.low_kl_steps = run.state.low_kl_steps + 1 if metrics["kl/k1"] < LOW_KL else 0
+    run.warn_once("flat", flat_warning(metrics["reward/flat_prompts"], run.config.num_samples_per_prompt))
+    if run.state.low_kl_steps == 2:
+        run.warn_once(
+            "kl",
             f"the mean KL estimate k1 was below {LOW_KL} at steps {metrics['step'] - 1:.0f} and {metrics['step']:.0f}. "
             "One estimate may be negative, a lasting mean may not: the log-probabilities do not describe the "
             "samples (another temperature, padding or template?).",
-            stacklevel=2,
         )
-
-
-def evaluate(run: Run, step: int) -> dict[str, int | float]:
-    """Answer the evaluation prompts and score the answers; {} without such prompts."""
-    if not run.eval_prompts:
-        return {}
-    accelerator, roles, config = run.accelerator, run.roles, run.config
-    run.show("evaluation")
-    own = run.eval_prompts[accelerator.process_index :: accelerator.num_processes]
-    with accelerator.autocast():
-        evaluation = evaluate_policy(
-            roles.policy.model,
-            roles.chat,
-            roles.reward_model,
-            [prompt.messages for prompt in own],
-            config.sampling,
-            templates=[prompt.template for prompt in own],
-            seed=config.seed,
-            statistics=lambda part: roles.segmenter_statistics(part, batch_size=len(part)),
-        )
-    lines = [
-        {
-            "step": step,
-            "split": "eval",
-            "prompt": prompt.messages[-1]["content"],
-            "response": "".join(segment.text for segment in record.segments),
-            "score": record.score,
-            "segments": [vars(segment) for segment in record.segments],
-        }
-        for prompt, record in zip(own, evaluation.scored, strict=True)
-    ]
-    lines = gather_object(lines)
-    scores = [line["score"] for line in lines]
-    mean = sum(scores) / len(scores)
-    if accelerator.is_main_process:
-        run.directory.append("evaluation.jsonl", {"step": step, "score": mean, "scores": scores})
-        for line in lines[: config.samples_per_step]:
-            run.directory.append("samples.jsonl", line)
-    return {"eval/score": mean}

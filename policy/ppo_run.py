@@ -1,10 +1,11 @@
 """What lives as long as a PPO run: its directory, models, optimizer and prompts; how it opens, saves and ends."""
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from transformers import get_scheduler
 from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, save_checkpoint
 from policy.memory import estimate_memory, print_memory
 from policy.ppo_config import PPOConfig
+from policy.readings import RewardSource
+from policy.reward_sources import load_evaluators, load_sources
 from policy.roles import Roles, load_roles
+from policy.run_state import RunState
 from policy.scoring import Axes
 from reward_models.checkpoints import find_checkpoint as find_reward_model
 from reward_models.checkpoints import write_for_older_readers
@@ -27,7 +31,7 @@ from segrew.config import to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import best_dtype
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
-from segrew.run_directory import RunDirectory
+from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
 
 
@@ -41,17 +45,30 @@ class Run:
     accelerator: Accelerator
     roles: Roles
     axes: Axes
+    sources: list[RewardSource]
+    evaluators: list[RewardSource]
+    state: RunState
     policy: Any  # as prepared by accelerate
-    critic: Any
+    critic: Any  # None where advantages need no values
     optimizer: Any
     scheduler: Any
     prompts: list[Prompt]
     prompt_ids: list[list[int]]
     eval_prompts: list[Prompt]
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
     show: Callable[[str], None] = print
     seconds: dict[str, float] = field(default_factory=dict)
-    low_kl_steps: int = 0
-    drift_reported: bool = False
+    warned: set[str] = field(default_factory=set)
+
+    def warn_once(self, kind: str, text: str | None) -> None:
+        """Warn of a kind of trouble the first time that there is a text."""
+        if text is not None and kind not in self.warned:
+            self.warned.add(kind)
+            warnings.warn(text, stacklevel=2)
+
+    def unwrapped(self) -> "Run":
+        """The same run with bare modules, whose passes wait for no other process."""
+        return replace(self, policy=self.roles.policy, critic=self.roles.critic)
 
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
@@ -62,18 +79,20 @@ class Run:
         self.seconds[name] = time.perf_counter() - start
 
 
-def open_run(config: PPOConfig, options: DataOptions) -> tuple[Run, int]:
+def open_run(config: PPOConfig, options: DataOptions | None = None, command: str = "ppo") -> tuple[Run, int]:
     """Check and load everything, claim the directory, and return the run with the number of steps already done.
 
     What can be refused is refused first: by then nothing has been written or replaced.
     """
+    options = options or DataOptions()
     accelerator, console = _accelerator(config), Console(stderr=True)
-    if config.rollout_batch_size % accelerator.num_processes:
+    if config.rollout_batch_size % (accelerator.num_processes * config.num_samples_per_prompt):
         raise ValueError(
             f"--rollout_batch_size {config.rollout_batch_size}: does not divide over {accelerator.num_processes} "
-            "processes; make it a multiple."
+            f"processes of {config.num_samples_per_prompt} answers to a prompt; make it a multiple."
         )
-    find_reward_model(config.reward_model_path)
+    for path in filter(None, [config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models]):
+        find_reward_model(path)
     checkpoint = find_checkpoint(config, options)
     directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
     if accelerator.is_main_process:
@@ -83,18 +102,23 @@ def open_run(config: PPOConfig, options: DataOptions) -> tuple[Run, int]:
         print_memory(estimate_memory(config), console)
     roles = load_roles(config, accelerator.device, checkpoint)
     axes = Axes.from_config(config, roles.reward_model)
+    sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
     if accelerator.is_main_process:
-        RunDirectory.create(config.output_dir, command="ppo", config=to_dict(config, options), **claim)
+        RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
         _record(directory.path, loaded, encoded, console)
-        _announce(directory, config, roles, axes, len(kept), console)
+        _announce(directory, config, roles, axes, sources, len(kept), console)
+        if config.sampling.warning:
+            warnings.warn(config.sampling.warning, stacklevel=2)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("segrew", config={})
     optimizer, scheduler = _optimizer(roles, config)
-    policy, critic, prepared = accelerator.prepare(roles.policy, roles.critic, optimizer)
+    policy, prepared = accelerator.prepare(roles.policy, optimizer)
+    critic = None if roles.critic is None else accelerator.prepare(roles.critic)
     run = Run(
-        config, options, directory, accelerator, roles, axes, policy, critic, prepared, scheduler, kept, ids,
+        config, options, directory, accelerator, roles, axes, sources, evaluators, RunState(config.kl_coef), policy,
+        critic, prepared, scheduler, kept, ids,
         encoded["evaluation"][0][: config.eval_samples] if config.eval_dataset else [],
     )  # fmt: skip
     return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
@@ -106,9 +130,12 @@ def _claim(config: PPOConfig, checkpoint: Path | None) -> dict[str, bool]:
 
 
 def _continue(run: Run, checkpoint: Path, optimizer: torch.optim.Optimizer) -> int:
-    done = load_checkpoint(checkpoint, run.roles.critic, optimizer, run.scheduler)
+    done, run.state = load_checkpoint(checkpoint, run.roles.critic, optimizer, run.scheduler)
     if run.accelerator.is_main_process:
         forget_later_steps(run.directory.path, done)
+    run.accelerator.wait_for_everyone()
+    path = run.directory.path / "evaluation.jsonl"
+    run.evaluations = read_jsonl(path) if path.exists() else []
     return done
 
 
@@ -156,9 +183,15 @@ def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str
 
 
 def _announce(
-    directory: RunDirectory, config: PPOConfig, roles: Roles, axes: Axes, kept: int, console: Console
+    directory: RunDirectory,
+    config: PPOConfig,
+    roles: Roles,
+    axes: Axes,
+    sources: list[RewardSource],
+    kept: int,
+    console: Console,
 ) -> None:
-    """Print and record what is in force: axes and sampling."""
+    """Print and record what is in force: sources, axes, sampling."""
     sampling = config.sampling.effective(roles.chat)
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
     normalizer = axes.normalizer.mode if axes.normalizer else "none"
@@ -168,10 +201,16 @@ def _announce(
             "reward_rule": rewards,
             "action_rule": axes.actions.label,
             "normalizer": normalizer,
+            "reward_sources": [source.name for source in sources],
+            "reward_tokens": config.reward_tokens,
             "sampling": sampling,
             "prompts": kept,
             "own_segmenter_pass": roles.segmenter is not None,
         },
+    )
+    read = "text" if config.reward_tokens == "text" else "token ids"
+    console.print(
+        f"paid by {', '.join(source.name for source in sources)} (reward models read {read})", highlight=False
     )
     console.print(f"rewards {rewards}, actions {axes.actions.label}, normalizer {normalizer}")
     console.print("sampling " + ", ".join(f"{name} {value}" for name, value in sampling.items()), highlight=False)
@@ -181,26 +220,37 @@ def _optimizer(roles: Roles, config: PPOConfig) -> tuple[torch.optim.Optimizer, 
     def trained(module: nn.Module) -> list[nn.Parameter]:
         return [p for p in module.parameters() if p.requires_grad]
 
+    groups = [{"params": trained(roles.policy), "lr": config.learning_rate}]
+    if roles.critic is not None:
+        groups.append({"params": trained(roles.critic), "lr": config.critic_learning_rate})
     optimizer = torch.optim.AdamW(
-        [
-            {"params": trained(roles.policy), "lr": config.learning_rate},
-            {"params": trained(roles.critic), "lr": config.critic_learning_rate},
-        ],
+        groups,
         betas=(config.adam_beta1, config.adam_beta2),
         weight_decay=config.weight_decay,
     )
     steps = config.total_steps * config.num_ppo_epochs * config.num_mini_batches
-    scheduler = get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, steps)
+    special = {"min_lr_rate": config.min_lr_rate} if config.lr_scheduler_type == "cosine_with_min_lr" else None
+    scheduler = get_scheduler(
+        config.lr_scheduler_type, optimizer, config.warmup_steps, steps, scheduler_specific_kwargs=special
+    )
     return optimizer, scheduler
 
 
 def save_run(run: Run, step: int) -> None:
     """Write a checkpoint."""
     if run.accelerator.is_main_process:
+        roles = run.roles
         save_checkpoint(
-            run.directory.path, step, run.roles.policy.model, run.roles.critic, run.optimizer, run.scheduler,
-            run.config, run.options,
-        )  # fmt: skip
+            run.directory.path,
+            step,
+            roles.policy.model,
+            roles.critic,
+            run.optimizer,
+            run.scheduler,
+            run.config,
+            run.options,
+            run.state,
+        )
     run.accelerator.wait_for_everyone()
 
 

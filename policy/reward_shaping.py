@@ -1,6 +1,6 @@
 """From unit rewards to the one token reward vector that every action granularity consumes.
 
-u_j = interpolation(clamp(r))_j − β k1_j − penalty · [j is the last token of an unfinished answer]
+u_j = Σ_sources w · interpolation(clamp(r))_j − β kl_j − penalty · [j is the last token of an unfinished answer]
 """
 
 from typing import Literal
@@ -8,6 +8,8 @@ from typing import Literal
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from policy.kl_control import scaled_kl
+from segrew.advantages import Scale
 from segrew.macro_actions import spread_to_tokens
 from segrew.masking import fill_padding
 from segrew.segmentation import Segmentation, segment_by_response
@@ -34,32 +36,40 @@ def spread_rewards(
     return rewards if how == "repeat" else rewards.masked_fill(~segmentation.last, 0.0)
 
 
-def shape_rewards(
+def dense_rewards(
     unit_rewards: Float[Tensor, "b s"],
     segmentation: Segmentation,
+    *,
+    how: Interpolation = "even",
+    clip: float | None = 10.0,
+) -> Float[Tensor, "b t"]:
+    """interpolation(clamp(r, ±clip))_j, the part of the token rewards that one source of reward pays.
+
+    Unit rewards are clamped before they are split: afterwards the bound would hardly bind in a long unit.
+    """
+    return spread_rewards(unit_rewards if clip is None else unit_rewards.clamp(-clip, clip), segmentation, how=how)
+
+
+def shape_rewards(
+    dense: Float[Tensor, "b t"],
     kl: Float[Tensor, "b t"],
+    actions: Segmentation,
     ended: Bool[Tensor, "b"],
     *,
     kl_coef: float,
-    how: Interpolation = "even",
-    clip: float | None = 10.0,
+    kl_scale: Scale = "token",
     missing_eos_penalty: float | None = None,
-    mask: Bool[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t"]:
-    """The token reward u_j = interpolation(clamp(r, ±clip))_j − β k1_j, less a penalty for cut-off answers.
-
-    Unit rewards are clamped before they are split: afterwards the bound would hardly bind in a long unit.
+    """The token reward u_j = dense_j − β kl_j, less a penalty for cut-off answers; 0 where there is no action.
 
     Args:
-        kl: k1_j, log π_old(y_j) − log π_ref(y_j).
-        kl_coef: β.
+        dense: what the sources of reward pay, already spread.
+        kl: the estimate for each token, of log π_old(y_j) − log π_ref(y_j).
+        kl_coef: β. kl_scale: see `scaled_kl`.
         missing_eos_penalty: Taken once, from the last token of an answer that was cut off; None for none.
-        mask: response tokens, where some are in no unit; default the tokens of the units.
     """
-    if clip is not None:
-        unit_rewards = unit_rewards.clamp(-clip, clip)
-    mask = segmentation.mask if mask is None else mask
-    rewards = spread_rewards(unit_rewards, segmentation, how=how) - kl_coef * fill_padding(kl, mask)
+    mask = actions.mask
+    rewards = fill_padding(dense, mask) - kl_coef * scaled_kl(kl, actions, kl_scale)
     if missing_eos_penalty is not None:
         unfinished = segment_by_response(mask).last & ~ended[:, None]
         rewards = rewards - missing_eos_penalty * unfinished

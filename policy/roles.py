@@ -50,9 +50,17 @@ class Critic(nn.Module):
     def forward(self, conversations: Conversations) -> Float[Tensor, "b t"]:
         """V of the state that produced each response token; 0 in padding."""
         before = response_states(self.trunk, conversations).before
-        with torch.autocast(before.device.type, enabled=False):
-            values = self.head(before.float()).squeeze(-1)
-        return values.masked_fill(~conversations.mask.to(values.device), 0.0)
+        return self._value(before).masked_fill(~conversations.mask.to(before.device), 0.0)
+
+    def after(self, conversations: Conversations) -> Float[Tensor, "b 1"]:
+        """V of the state after each response's last token."""
+        at = response_states(self.trunk, conversations).at
+        last = (torch.tensor(conversations.lengths, device=at.device) - 1).clamp(min=0)
+        return self._value(at[torch.arange(len(at), device=at.device), last][:, None])
+
+    def _value(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n"]:
+        with torch.autocast(states.device.type, enabled=False):
+            return self.head(states.float()).squeeze(-1)
 
 
 @dataclass
@@ -61,37 +69,38 @@ class Roles:
 
     Args:
         policy: trains. reference: frozen copy of its start; None where the policy's adapter can be switched off.
-        critic: trains.
+        critic: trains; None where advantages need no values.
+        reward_model: the first one; None where only functions reward.
         segmenter: the model whose entropies cut the reward model's segments; None where that is the reference.
     """
 
     policy: TokenPolicy
     reference: nn.Module | None
-    critic: Critic
-    reward_model: SegmentRewardModel
+    critic: Critic | None
+    reward_model: SegmentRewardModel | None
     segmenter: nn.Module | None
     chat: ChatFormat
 
     @torch.no_grad()
     def reference_statistics(
-        self, conversations: Conversations, *, temperature: float, batch_size: int
+        self, conversations: Conversations, *, temperature: float, max_tokens: int
     ) -> tuple[Float[Tensor, "b t"], ...]:
         """The reference's log-probabilities, and its entropies at temperature 1, in one pass."""
         model: Any = self.policy.model if self.reference is None else self.reference
         with model.disable_adapter() if self.reference is None else nullcontext():
             return in_micro_batches(
-                lambda part: response_statistics(model, part, temperature=temperature), conversations, batch_size
+                lambda part: response_statistics(model, part, temperature=temperature), conversations, max_tokens
             )
 
     @torch.no_grad()
     def segmenter_statistics(
-        self, conversations: Conversations, *, batch_size: int
+        self, conversations: Conversations, *, max_tokens: int
     ) -> tuple[Float[Tensor, "b t"], ...]:
         """Log-probabilities and entropies, at temperature 1, of the model that the reward model names."""
         segmenter = self.segmenter
         if segmenter is None:
-            return self.reference_statistics(conversations, temperature=1.0, batch_size=batch_size)
-        return in_micro_batches(lambda part: response_statistics(segmenter, part), conversations, batch_size)
+            return self.reference_statistics(conversations, temperature=1.0, max_tokens=max_tokens)
+        return in_micro_batches(lambda part: response_statistics(segmenter, part), conversations, max_tokens)
 
 
 def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None = None) -> Roles:
@@ -106,23 +115,35 @@ def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None 
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
-    reward_model = SegmentRewardModel.from_pretrained(config.reward_model_path, device=device)
-    check_same_tokens(chat, reward_model, config)
-    reward_model.model.requires_grad_(False)
+    reward_model = None
+    if config.reward_model_path:
+        reward_model = SegmentRewardModel.from_pretrained(config.reward_model_path, device=device)
+        reward_model.model.requires_grad_(False)
+    reads_ids = reward_model is not None and config.reward_tokens == "ids"
+    if reward_model is not None and reads_ids:
+        check_same_tokens(chat, reward_model, config.reward_model_path, config.model_name_or_path)
 
     start = load_causal_lm(config.model_name_or_path, dtype=torch.float32, device=device)
+    segmenter = None
     # A reward model that names no segmenter leaves the cutting to the reference.
-    is_segmenter = reward_model.segmenter_fingerprint in ("", model_fingerprint(start))
-    critic = Critic(_with_adapter(_critic_trunk(config, reward_model, device), config)).to(device)
-    if config.critic_init == "reward_model":
-        critic.head.weight.data.copy_(reward_model.head.weight)
+    own = ("", model_fingerprint(start))
+    if reward_model is not None and reads_ids and reward_model.segmenter_fingerprint not in own:
+        segmenter = reward_model.segmenter().requires_grad_(False)
+    critic = _critic(config, reward_model, device) if config.advantage_estimator == "gae" else None
     policy, reference = _policy_and_reference(start, config, device, checkpoint)
-    for model in (policy, critic):
+    for model in filter(None, (policy, critic)):
         _disable_dropout(model)
         if config.gradient_checkpointing:
             _checkpoint_gradients(model)
-    segmenter = None if is_segmenter else reward_model.segmenter().requires_grad_(False)
     return Roles(TokenPolicy(policy), reference, critic, reward_model, segmenter, chat)
+
+
+def _critic(config: PPOConfig, reward_model: SegmentRewardModel | None, device: torch.device) -> Critic:
+    critic = Critic(_with_adapter(_critic_trunk(config, device), config)).to(device)
+    if config.critic_init == "reward_model":
+        assert reward_model is not None
+        critic.head.weight.data.copy_(reward_model.head.weight)
+    return critic
 
 
 def _policy_and_reference(
@@ -139,7 +160,7 @@ def _policy_and_reference(
     return policy, start.requires_grad_(False)
 
 
-def _critic_trunk(config: PPOConfig, reward_model: SegmentRewardModel, device: torch.device) -> nn.Module:
+def _critic_trunk(config: PPOConfig, device: torch.device) -> nn.Module:
     if config.critic_init == "sft":
         return trunk_of(load_causal_lm(config.model_name_or_path, dtype=torch.float32, device=device))
     copy = SegmentRewardModel.from_pretrained(config.reward_model_path, device=device).model
@@ -177,21 +198,24 @@ def _checkpoint_gradients(model: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def check_same_tokens(chat: ChatFormat, reward_model: SegmentRewardModel, config: PPOConfig) -> None:
+def check_same_tokens(chat: ChatFormat, reward_model: SegmentRewardModel, path: str, policy: str) -> None:
     """Refuse a reward model that would read the policy's ids as other tokens, or in another template.
+
+    Args:
+        path: of the reward model. policy: name of the policy's model.
 
     Raises:
         ValueError: naming the first token that differs.
     """
-    path = config.reward_model_path
     ours, theirs = chat.tokenizer.get_vocab(), reward_model.chat.tokenizer.get_vocab()
     differing = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
     if differing:
         first = min(differing, key=lambda token: (ours.get(token, theirs.get(token, 0)), token))
         raise ValueError(
-            f"the reward model in {path} has another tokenizer than the policy {config.model_name_or_path}: token "
+            f"the reward model in {path} has another tokenizer than the policy {policy}: token "
             f"{first!r} has id {ours.get(first)} in the policy and {theirs.get(first)} in the reward model "
-            f"({len(differing)} tokens differ). Train the reward model from this policy's model."
+            f"({len(differing)} tokens differ). Train the reward model from this policy's model, or let it read the "
+            "answers' text: --reward_tokens text."
         )
     rows = trunk_of(reward_model.model).get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if max(ours.values()) >= rows:
@@ -203,5 +227,5 @@ def check_same_tokens(chat: ChatFormat, reward_model: SegmentRewardModel, config
     if chat.tokenizer.chat_template != reward_model.chat.tokenizer.chat_template:
         raise ValueError(
             f"the reward model in {path} was trained with another chat template than the policy's; pass "
-            f"--chat_template {path}/chat_template.jinja to use its own."
+            f"--chat_template {path}/chat_template.jinja to use its own, or --reward_tokens text."
         )

@@ -17,11 +17,12 @@ from segrew.language_models import Conversations, micro_batches, plain_model, un
 
 @dataclass(frozen=True)
 class Sampling:
-    """Plain temperature sampling, the only kind whose log-probabilities describe the samples.
+    """Temperature sampling; without top_k and top_p the log-probabilities describe the samples.
 
     Args:
         max_new_tokens: where an answer is cut off.
         temperature: of sampling, and of every log-probability taken of the samples.
+        top_k, top_p: keep the likeliest tokens only; 0 and 1 keep all.
         stop_token_ids: stop tokens besides the template's turn end and the tokenizer's end token.
         stop_strings: texts that end an answer; they stay in the ids and leave the text.
         batch_size: answers drawn at once.
@@ -30,6 +31,8 @@ class Sampling:
 
     max_new_tokens: int = 128
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     batch_size: int = 32
@@ -41,8 +44,25 @@ class Sampling:
                 f"--temperature {self.temperature}: must be positive. PPO samples its answers, and log-probabilities "
                 "are taken at the temperature of sampling; 1.0 is usual."
             )
+        if self.top_k < 0:
+            raise ValueError(f"--top_k {self.top_k}: must be positive, or 0 for all tokens.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top_p {self.top_p}: must lie above 0 and at most be 1, which keeps all tokens.")
         if self.max_new_tokens < 1:
             raise ValueError(f"--max_new_tokens {self.max_new_tokens}: an answer has at least one token.")
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with learning from samples drawn like this; None if nothing is."""
+        filters = [name for name, off in (("top_k", 0), ("top_p", 1.0)) if getattr(self, name) != off]
+        if not filters:
+            return None
+        given = " and ".join(f"--{name} {getattr(self, name)}" for name in filters)
+        return (
+            f"{given}: answers come from a filtered distribution, but log-probabilities, KL and ratios are those of "
+            "the whole one. They do not describe the samples: the KL estimate k1 may stay negative, and tokens that "
+            "are never drawn count as likely."
+        )
 
     def at(self, temperature: float) -> "Sampling":
         """The same at another temperature, where 0 is greedy."""
@@ -58,8 +78,8 @@ class Sampling:
         return {
             "do_sample": not self.greedy,
             "temperature": 0.0 if self.greedy else self.temperature,
-            "top_k": 0,
-            "top_p": 1.0,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
             "repetition_penalty": 1.0,
             "max_new_tokens": self.max_new_tokens,
             "stop_ids": stop_ids,
@@ -90,7 +110,8 @@ class Rollout:
         conversations, texts: as in `Answers`.
         logprobs: log π_old(y_j) at the sampling temperature.
         entropy: of the distribution that produced y_j, in nats at temperature 1.
-        values: the critic's value of the state that produced y_j.
+        values: the critic's value of the state that produced y_j; 0 without a critic.
+        values_after: the critic's value after the last token of an answer that was cut off, if it is asked for.
     """
 
     conversations: Conversations
@@ -98,6 +119,7 @@ class Rollout:
     logprobs: Float[Tensor, "b t"]
     entropy: Float[Tensor, "b t"]
     values: Float[Tensor, "b t"]
+    values_after: Float[Tensor, " b"] | None = None
 
     @property
     def mask(self) -> Bool[Tensor, "b t"]:
@@ -188,8 +210,8 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
     settings = GenerationConfig(
         do_sample=not sampling.greedy,
         temperature=sampling.temperature,
-        top_k=0,
-        top_p=1.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=stop_ids,
         pad_token_id=pad_id,
@@ -235,12 +257,12 @@ def sample_answers(
 
 
 def in_micro_batches(
-    compute: Callable[[Conversations], tuple[Tensor, ...]], conversations: Conversations, batch_size: int
+    compute: Callable[[Conversations], tuple[Tensor, ...]], conversations: Conversations, max_tokens: int
 ) -> tuple[Float[Tensor, "b t"], ...]:
     """Run `compute` on rows of similar length at a time and lay its [rows, t] results out as [b, t]."""
     width = max(conversations.lengths)
     whole: tuple[Tensor, ...] = ()
-    for rows in micro_batches(conversations, batch_size):
+    for rows in micro_batches(conversations, max_tokens):
         parts = compute(conversations.select(rows))
         if not whole:
             whole = tuple(part.new_zeros(len(conversations), width) for part in parts)

@@ -1,19 +1,19 @@
-"""Reading the reward model at the units of one axis, and cutting the actions of the other."""
+"""The two axes of a run resolved against its reward model, and answers cut into the units of both."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from policy.ppo_checks import n_by_step
 from policy.ppo_config import PPOConfig
+from policy.readings import Units
 from policy.roles import Roles
-from policy.rollout import Rollout
 from reward_models import LocationNormalizer, SegmentRewardModel
-from reward_models.segment_reward_model import Readings
-from segrew.language_models import micro_batches
-from segrew.segmentation import Segmentation, SegmentationConfig, segment, segment_by_response
+from segrew.language_models import Conversations
+from segrew.segmentation import Segmentation, SegmentationConfig, segment
+
+WHOLE = SegmentationConfig(rule="response")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Axes:
 
     Args:
         rewards: the rule of the reward units. terminal: one reward, the reward model's score, at the end.
-        actions: the rule of the action units.
+        actions: the rule of the action units. n_schedule: (first step, n) where its n changes over training.
         normalizer: standardizes unit rewards; None to leave them as they are.
     """
 
@@ -30,25 +30,44 @@ class Axes:
     terminal: bool
     actions: SegmentationConfig
     normalizer: LocationNormalizer | None
+    n_schedule: tuple[tuple[int, int | None], ...] = ((0, 5),)
 
     @classmethod
-    def from_config(cls, config: PPOConfig, reward_model: SegmentRewardModel) -> "Axes":
-        """Resolve both rules against the reward model.
+    def from_config(cls, config: PPOConfig, reward_model: SegmentRewardModel | None) -> "Axes":
+        """Resolve both rules against the reward model; without one a reward is of the whole answer by default.
 
         Raises:
             ValueError: a rule lacks its threshold or its parser, a setting is given that no rule reads, or the
                 normalizer is missing or was fitted for another rule.
         """
-        own = reward_model.segmentation
         terminal = config.reward_rule == "terminal"
-        rewards = own if config.reward_rule in (None, "terminal") else _rule(config.reward_rule, config, own)
+        theirs = WHOLE if reward_model is None else reward_model.segmentation
+        by_text = config.reward_tokens == "text" and reward_model is not None
+        if by_text and config.reward_rule not in (None, "terminal", theirs.rule):
+            raise ValueError(
+                f"--reward_rule {config.reward_rule}: with --reward_tokens text a reward model cuts by its own rule "
+                f"({theirs.label}); leave the flag out, or take terminal."
+            )
+        own = WHOLE if by_text else theirs  # its nats mean nothing to the policy's tokens
+        rewards = own if by_text or config.reward_rule in (None, "terminal") else _rule(config.reward_rule, config, own)
         actions = _rule(config.action_rule, config, own)
         of_flags = [rule for rule in (rewards, actions) if rule is not own]
         config.refuse_unread(of_flags, {"entropy_threshold": "threshold"})
         for rule in (rewards, actions):
             rule.software()  # refuses what is not installed
         actions = replace(actions, compat=None)  # every token acts, the stop token too
-        return cls(rewards, terminal, actions, None if terminal else _normalizer(config, reward_model, rewards))
+        normalizer = None
+        if reward_model is not None and not terminal:
+            read_by = theirs if by_text else rewards
+            normalizer = normalizer_of(config, config.reward_model_path, reward_model, read_by)
+        return cls(rewards, terminal, actions, normalizer, tuple(n_by_step(config)))
+
+    def at(self, step: int) -> "Axes":
+        """The axes of one step."""
+        if self.actions.rule != "ngram":
+            return self
+        n = next(n for first, n in reversed(self.n_schedule) if first <= step)
+        return replace(self, actions=replace(self.actions, n=n))
 
 
 def _rule(name: str, config: PPOConfig, own: SegmentationConfig) -> SegmentationConfig:
@@ -65,10 +84,15 @@ def _rule(name: str, config: PPOConfig, own: SegmentationConfig) -> Segmentation
     return config.rule_named(name)
 
 
-def _normalizer(
-    config: PPOConfig, reward_model: SegmentRewardModel, rule: SegmentationConfig
+def normalizer_of(
+    config: PPOConfig, path: str, reward_model: SegmentRewardModel, rule: SegmentationConfig
 ) -> LocationNormalizer | None:
-    path, normalizer = config.reward_model_path, reward_model.normalizer
+    """The normalizer that a reward model's rewards go through when read under `rule`.
+
+    Raises:
+        ValueError: it is missing, or was fitted for another rule.
+    """
+    normalizer = reward_model.normalizer
     if config.normalizer == "none":
         return None
     if normalizer is None:
@@ -89,142 +113,49 @@ def _normalizer(
     return None if normalizer.mode == "none" else normalizer
 
 
-@dataclass(frozen=True)
-class Units:
-    """A batch of rollouts under the reference: its log-probabilities, and the units of both axes.
-
-    Args:
-        ref_logprobs: at the sampling temperature.
-        own: units of the reward model's own rule, for its score.
-        readings: units that the reward model is read at. rewards: units that rewards are spread over, the same
-            but for a terminal reward.
-        actions: units that advantages are computed over.
-    """
-
-    ref_logprobs: Float[Tensor, "b t"]
-    own: Segmentation
-    readings: Segmentation
-    rewards: Segmentation
-    actions: Segmentation
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What the reward model said.
-
-    Args:
-        scores: e(x, y), by the reward model's own rule and aggregator.
-        readings: raw rewards at `Units.readings`.
-        rewards: rewards of `Units.rewards`, normalized if there is a normalizer.
-    """
-
-    scores: Float[Tensor, "b"]
-    readings: Float[Tensor, "b r"]
-    rewards: Float[Tensor, "b s"]
-
-
-def cut_units(rollout: Rollout, roles: Roles, axes: Axes, config: PPOConfig, generator: torch.Generator) -> Units:
+def cut_units(
+    conversations: Conversations,
+    roles: Roles,
+    axes: Axes,
+    config: PPOConfig,
+    generator: torch.Generator,
+    further: tuple[SegmentationConfig, ...] = (),
+) -> Units:
     """Run the reference once over the answers: its log-probabilities for the KL, its entropies for the cuts.
 
     Another pass is made only where the reward model names another segmenter, or where perplexity units need
     log-probabilities at temperature 1 and sampling has another.
+
+    Args:
+        further: rules to cut by as well; an entropy rule without a threshold takes it from these answers.
     """
-    conversations, batch_size = rollout.conversations, config.local_rollout_forward_batch_size
+    max_tokens = config.max_tokens_per_batch
     ref_logprobs, entropy = roles.reference_statistics(
-        conversations, temperature=config.temperature, batch_size=batch_size
+        conversations, temperature=config.temperature, max_tokens=max_tokens
     )
-    own, logprobs = roles.reward_model.segmentation, ref_logprobs
-    rules = (own, axes.rewards, axes.actions)
+    mask, ended = (x.to(ref_logprobs.device) for x in (conversations.mask, conversations.ended))
+    logprobs = ref_logprobs
+    rules = [axes.rewards, axes.actions, *further]
+    if roles.reward_model is not None and config.reward_tokens == "ids":
+        rules.insert(0, roles.reward_model.segmentation)
     other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
     if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
-        logprobs, entropy = roles.segmenter_statistics(conversations, batch_size=batch_size)
+        logprobs, entropy = roles.segmenter_statistics(conversations, max_tokens=max_tokens)
     texts = roles.chat.response_texts(conversations.responses)
     inputs: dict[str, Any] = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
+
+    def cut(rule: SegmentationConfig, ended: torch.Tensor | None) -> Segmentation:
+        return segment(rule.resolve(entropy, mask), mask, **inputs, ended=ended)
+
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:
         if rule not in cuts:
-            cuts[rule] = segment(rule, rollout.mask, **inputs, ended=rollout.ended)
-    readings = cuts[axes.rewards]
-    return Units(
-        ref_logprobs=ref_logprobs,
-        own=cuts[own],
-        readings=readings,
-        rewards=segment_by_response(rollout.mask) if axes.terminal else readings,
-        actions=cuts[axes.actions],
-    )
-
-
-@torch.no_grad()
-def score_rollout(rollout: Rollout, units: Units, roles: Roles, axes: Axes, config: PPOConfig) -> Scores:
-    """Read the reward model and normalize by location.
-
-    Raises:
-        ValueError: a reward is NaN or infinite; nothing has been updated by then.
-    """
-    model, conversations = roles.reward_model, rollout.conversations
-
-    def read(segmentation: Segmentation) -> Readings:
-        rewards = torch.zeros(segmentation.unit_mask.shape, device=segmentation.ids.device)
-        scores = rewards.new_zeros(len(rewards))
-        for rows in micro_batches(conversations, config.local_rollout_forward_batch_size):
-            part = conversations.select(rows)
-            found = model.read(part, take(segmentation, rows, max(part.lengths)))
-            rewards[rows], scores[rows] = found.rewards, found.scores
-        refuse_non_finite(rewards, rollout, f"the reward model in {config.reward_model_path}")
-        return Readings(rewards, scores)
-
-    found = read(units.readings)
-    own = found if units.own is units.readings else read(units.own)
-    readings, scores = found.rewards, own.scores
-    if axes.terminal:
-        return Scores(scores, readings, scores[:, None])
-    if axes.normalizer is None:
-        return Scores(scores, readings, readings)
-    return Scores(scores, readings, axes.normalizer.normalize(readings, units.readings))
+            cuts[rule] = cut(rule, ended)
+    # The released code knows no stop token.
+    actions = cut(axes.actions, None) if config.compat else cuts[axes.actions]
+    return Units(ref_logprobs, cuts, cuts[axes.rewards], actions)
 
 
 def take(segmentation: Segmentation, rows: list[int], width: int) -> Segmentation:
     """Some rows of a segmentation, as wide as their longest response."""
     return Segmentation(segmentation.ids[rows][:, :width], segmentation.size)
-
-
-def refuse_non_finite(rewards: Float[Tensor, "b s"], rollout: Rollout, source: str) -> None:
-    """Stop before a bad reward poisons the mean, the whitening and then the weights.
-
-    Raises:
-        ValueError: naming sample and source.
-    """
-    bad = ~rewards.isfinite()
-    if bad.any():
-        row, unit = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{source} gave the reward {rewards[row, unit].item()} to unit {unit} of sample {row} of this step "
-            f"({rollout.texts[row][:60]!r}); nothing was updated. `segrew score` shows what it says of that text."
-        )
-
-
-def sample_rows(
-    step: int, split: str, prompts: list[str], rollout: Rollout, units: Units, scores: Scores, roles: Roles, axes: Axes
-) -> list[dict[str, Any]]:
-    """Describe the first answers of a batch, segment by segment, as lines of samples.jsonl."""
-    rows = list(range(len(prompts)))
-    part = rollout.conversations.select(rows)
-    readings = Readings(scores.readings[rows], scores.scores[rows])
-    described = roles.reward_model.describe(take(units.readings, rows, max(part.lengths)), readings, part)
-    lines = []
-    for row, record in enumerate(described):
-        segments = [vars(s) | {"normalized": None} for s in record.segments]
-        if axes.normalizer is not None:
-            for segment_, normalized in zip(segments, scores.rewards[row].tolist(), strict=False):
-                segment_["normalized"] = normalized
-        lines.append(
-            {
-                "step": step,
-                "split": split,
-                "prompt": prompts[row],
-                "response": "".join(s.text for s in record.segments),
-                "score": scores.scores[row].item(),
-                "segments": segments,
-            }
-        )
-    return lines

@@ -11,7 +11,7 @@ from rich.progress import track
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_pair
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import Fault, PreferencePair
 from segrew.segmentation import Segmentation
 from segrew.text_rules import warn_of_fallbacks
@@ -99,9 +99,9 @@ class EncodedItems:
     rows: list[list[int]]
     cut: list[list[str]]
 
-    def batches(self, batch_size: int) -> Iterator[tuple[list[int], Conversations, list[str | None]]]:
+    def batches(self, max_tokens: int) -> Iterator[tuple[list[int], Conversations, list[str | None]]]:
         """Yield row numbers with their conversations and texts, long rows first."""
-        for rows in micro_batches(self.conversations, batch_size):
+        for rows in micro_batches(self.conversations, max_tokens):
             yield rows, self.conversations.select(rows), [self.texts[row] for row in rows]
 
 
@@ -141,13 +141,17 @@ def _encoded(reward_model: SegmentRewardModel, item: Item) -> dict[str | tuple[i
 
 
 def score_items(
-    reward_model: SegmentRewardModel, items: Sequence[Item], *, batch_size: int = 16, description: str = ""
+    reward_model: SegmentRewardModel,
+    items: Sequence[Item],
+    *,
+    max_tokens: int = TOKENS_PER_BATCH,
+    description: str = "",
 ) -> list[ScoredItem]:
     """Score every answer of every item; equal answers to one prompt get the same score."""
     encoded = encode_items(reward_model, items)
     scored: dict[int, ScoredResponse] = {}
     cuts: list[Segmentation] = []
-    for rows, part, texts in track(list(encoded.batches(batch_size)), description, disable=not description):
+    for rows, part, texts in track(list(encoded.batches(max_tokens)), description, disable=not description):
         segmentation, readings = reward_model.segment_and_read(part)
         cuts.append(segmentation)
         scored.update(zip(rows, reward_model.describe(segmentation, readings, part, texts), strict=True))

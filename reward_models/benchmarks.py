@@ -32,13 +32,13 @@ Measure = Callable[[Sequence[Item], int], list[dict[str, Any]]]
 
 def measure_scores(reward_model: SegmentRewardModel, _: str | None) -> Measure:
     """Measure the score of every answer."""
-    return lambda items, batch_size: [s.row() for s in score_items(reward_model, items, batch_size=batch_size)]
+    return lambda items, max_tokens: [s.row() for s in score_items(reward_model, items, max_tokens=max_tokens)]
 
 
 def measure_tokens(reward_model: SegmentRewardModel, bandit_model: str | None) -> Measure:
     """Measure the reward of every token, by this model and by the baselines."""
     bandit = bandit_for(reward_model, bandit_model)
-    return lambda items, batch_size: localise_items(reward_model, bandit, items, batch_size=batch_size)
+    return lambda items, max_tokens: localise_items(reward_model, bandit, items, max_tokens=max_tokens)
 
 
 class Benchmark(NamedTuple):

@@ -19,6 +19,7 @@ from reward_models.pairs import SegmentedPairs, readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew.config import arg, parse
 from segrew.data_options import DataOptions
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, load_preferences
 from segrew.run_directory import write_json
 from segrew.sources import DataRecord, write_records
@@ -37,7 +38,7 @@ class CalibrationConfig:
     )
     dataset_split: str = arg("train", help="Split of it.")
     max_pairs: int = arg(60_000, help="Use at most this many pairs, drawn with --seed.")
-    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(42, help="Of the draw.")
     normalizer: Mode = arg(
         "location",
@@ -70,8 +71,8 @@ def calibrate(
         )
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     loaded = _load(config, (options or DataOptions()).for_stage("reward"))
-    rows = config.per_device_eval_batch_size
-    data = segment_for(reward_model, loaded.pairs, batch_size=rows, description="Cutting answers")
+    tokens = config.max_tokens_per_batch
+    data = segment_for(reward_model, loaded.pairs, max_tokens=tokens, description="Cutting answers")
     warn_of_fallbacks([data.segmentation])
     normalizer, found = fit_normalizer(reward_model, data, config)
     _save(normalizer, directory)
@@ -97,8 +98,9 @@ def fit_normalizer(
     reward_model: SegmentRewardModel, data: SegmentedPairs, config: CalibrationConfig
 ) -> tuple[LocationNormalizer, dict[str, Any]]:
     """Read every unit of both answers and fit; beside the normalizer, what `calibration.json` holds."""
-    rows, unit_mask = config.per_device_eval_batch_size, data.segmentation.unit_mask
-    readings = readings_of(reward_model, data, batch_size=rows, description="Reading rewards")
+    unit_mask = data.segmentation.unit_mask
+    tokens = config.max_tokens_per_batch
+    readings = readings_of(reward_model, data, max_tokens=tokens, description="Reading rewards")
     normalizer = LocationNormalizer(
         fingerprint=reward_model.fingerprint,
         rule=reward_model.segmentation.label,

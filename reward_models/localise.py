@@ -22,7 +22,7 @@ from reward_models.localisation_metrics import (
 )
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from reward_models.token_credit import final_attention, prefix_values
-from segrew.language_models import response_statistics
+from segrew.language_models import TOKENS_PER_BATCH, response_statistics
 
 OURS = "segments"
 METHODS = {OURS: "mean", "prefix_difference": "sum", "attention": "sum", "surprisal": "mean"}  # token -> unit
@@ -52,11 +52,15 @@ def bandit_for(reward_model: SegmentRewardModel, directory: str | None) -> Segme
 
 @torch.no_grad()
 def localise_items(
-    reward_model: SegmentRewardModel, bandit: SegmentRewardModel, items: Sequence[Item], *, batch_size: int = 16
+    reward_model: SegmentRewardModel,
+    bandit: SegmentRewardModel,
+    items: Sequence[Item],
+    *,
+    max_tokens: int = TOKENS_PER_BATCH,
 ) -> list[dict[str, Any]]:
     """Give each content token a reward by each method: the lines of `scores.jsonl`, with their segments."""
     encoded, rows = encode_items(reward_model, items), {}
-    for numbers, part, texts in encoded.batches(batch_size):
+    for numbers, part, texts in encoded.batches(max_tokens):
         logprobs, entropy = response_statistics(reward_model.segmenter(), part)
         segmentation, readings = reward_model.segment_and_read(part, statistics=lambda _: (logprobs, entropy))  # noqa: B023
         described = reward_model.describe(segmentation, readings, part, texts)

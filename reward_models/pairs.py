@@ -13,7 +13,7 @@ from reward_models.segment_reward_model import Readings, SegmentRewardModel
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import ResponseFeatures, response_features
@@ -76,7 +76,7 @@ def segment_pairs(
     *,
     max_length: int,
     overlong: Overlong = "truncate_prompt_left",
-    batch_size: int = 16,
+    max_tokens: int = TOKENS_PER_BATCH,
     with_states: bool = False,
     for_training: bool = True,
     fingerprint: str | None = None,
@@ -104,7 +104,7 @@ def segment_pairs(
         features = response_features(
             segmenter,
             conversations,
-            batch_size=batch_size,
+            max_tokens=max_tokens,
             with_states=with_states,
             store=for_training or not with_states,
             fingerprint=fingerprint,
@@ -124,7 +124,7 @@ def segment_pairs(
 
 @torch.no_grad()
 def readings_of(
-    reward_model: SegmentRewardModel, data: SegmentedPairs, *, batch_size: int = 16, description: str = ""
+    reward_model: SegmentRewardModel, data: SegmentedPairs, *, max_tokens: int = TOKENS_PER_BATCH, description: str = ""
 ) -> Readings:
     """Return raw rewards and scores of segmented pairs; from their states where the trunk was frozen."""
     card, unit_mask = reward_model.card, data.segmentation.unit_mask
@@ -134,7 +134,7 @@ def readings_of(
         rewards = torch.zeros(unit_mask.shape).masked_scatter(unit_mask, states.float() @ weight[0].float().cpu())
         return Readings(rewards, aggregate(rewards, unit_mask, kind=card.aggregator, temperature=card.temperature))
     rewards, scores = torch.zeros(unit_mask.shape), torch.zeros(len(unit_mask))
-    batches = list(micro_batches(data.conversations, batch_size))
+    batches = list(micro_batches(data.conversations, max_tokens))
     device = next(reward_model.model.parameters()).device
     for rows in track(batches, description, disable=not description):
         cut = Segmentation(data.segmentation.ids[rows, : max(data.conversations.select(rows).lengths)].to(device))

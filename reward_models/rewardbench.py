@@ -24,7 +24,7 @@ from reward_models.official_files import write_official_files
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
-from segrew.language_models import model_fingerprint, plain_model
+from segrew.language_models import TOKENS_PER_BATCH, model_fingerprint, plain_model
 from segrew.run_directory import RunDirectory, read_json, read_jsonl, write_jsonl
 from segrew.sources import DataRecord, write_records
 
@@ -57,7 +57,7 @@ class BenchmarkConfig:
     )
     max_per_subset: int | None = arg(None, help="Score only the first rows of each subset, for a quick look.")
     subset_label: str = arg("", help="Written behind each subset's name in the table, such as 'rebuilt'.")
-    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go; a stopped run goes on.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
@@ -95,7 +95,7 @@ def run_benchmark(
     if len(rows) < len(items):
         measure = benchmark.measure(reward_model, config.bandit_model)
         for chunk in track(_chunks(items[len(rows) :]), "Scoring the benchmark", console=console):
-            for row in measure(chunk, config.per_device_eval_batch_size):
+            for row in measure(chunk, config.max_tokens_per_batch):
                 run.append(SCORES_FILE, row)
                 rows.append(row)
     fitted = Counter(f"rows with {part} cut to fit" for row in rows for part in row["cut"])
@@ -130,7 +130,7 @@ def _chunks(items: Sequence[Item]) -> list[list[Item]]:
 def scoring_settings(
     config: BenchmarkConfig, items: Sequence[Item], reward_model: SegmentRewardModel
 ) -> dict[str, Any]:
-    """Return everything that a score depends on; the batch size is no part of it."""
+    """Return everything that a score depends on; the size of a pass is no part of it."""
     heads = hashlib.sha256()
     for name in ("score", "unit_attention"):
         head: Any = getattr(plain_model(reward_model.model), name, None)
@@ -215,7 +215,7 @@ def write_results(
         record["comparison"] = {"to": config.compare_to}
         record["comparison"] |= compare_credits(benchmark.credit(rows), benchmark.credit(others))
     record["settings"] = read_json(run.path / SETTINGS_FILE) | {
-        "batch_size": config.per_device_eval_batch_size,
+        "max_tokens_per_batch": config.max_tokens_per_batch,
         "subset_label": config.subset_label,
         "device": str(next(reward_model.model.parameters()).device),
     }

@@ -12,6 +12,7 @@ from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.dataset_formats import Row
+from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, Fault, PreferencePair, pair_of
 from segrew.prompts import prompt_of
 from segrew.run_directory import RunDirectory, write_jsonl
@@ -99,7 +100,7 @@ class ScoreConfig:
     dataset_name: str = arg(EMBEDDED_PAIRS, help="Answers: rows with prompt and response, or preference pairs.")
     dataset_split: str = arg("test", help="Split of it.")
     max_rows: int | None = arg(None, help="Use only the first answers.")
-    per_device_eval_batch_size: int = arg(16, help="Responses scored at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
 
 
 @dataclass
@@ -116,7 +117,7 @@ def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], lis
     scored = reward_model.score(
         [answer.prompt for answer in answers],
         [answer.response for answer in answers],
-        config.per_device_eval_batch_size,
+        max_tokens=config.max_tokens_per_batch,
         description="Scoring",
         templates=[answer.template for answer in answers],
     )

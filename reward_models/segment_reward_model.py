@@ -23,6 +23,7 @@ from reward_models.reading import Readings, read_states, read_units
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_answer
 from segrew.language_models import (
+    TOKENS_PER_BATCH,
     Conversations,
     best_device,
     load_causal_lm,
@@ -252,6 +253,7 @@ class SegmentRewardModel:
         """Encode a response to a prompt within `max_length`.
 
         Args:
+            batch_size: responses of one forward pass at most; None for no limit but that of its tokens.
             finished: False for a response that was cut off, and so has no stop token.
             template: further arguments of the chat template, such as tools.
         """
@@ -266,19 +268,22 @@ class SegmentRewardModel:
         self,
         prompts: Sequence[list[Message] | str],
         responses: list[str],
-        batch_size: int = 16,
+        batch_size: int | None = None,
         description: str = "",
         *,
         finished: list[bool] | None = None,
         templates: list[dict[str, Any]] | None = None,
+        max_tokens: int = TOKENS_PER_BATCH,
     ) -> list[ScoredResponse]:
         """Score responses to prompts, in order.
 
         Args:
             prompts: messages each, or their text as the chat template renders it.
+            batch_size: responses of one forward pass at most; None for no limit but that of its tokens.
             finished: False for a response that was cut off; None for all finished.
             templates: further arguments of the chat template for each prompt, such as tools.
             description: label of the progress bar; empty for none.
+            max_tokens: of one forward pass, each prompt counted once.
 
         Raises:
             ValueError: the two lists differ in length, or the normalizer was fitted for another rule.
@@ -293,7 +298,7 @@ class SegmentRewardModel:
         conversations = Conversations([row.prompt for row in rows], [row.response for row in rows], ended)
         scored: dict[int, ScoredResponse] = {}
         cuts: list[Segmentation] = []
-        batches = list(micro_batches(conversations, batch_size))
+        batches = list(micro_batches(conversations, max_tokens, max_rows=batch_size))
         for batch in track(batches, description, disable=not description):
             part = conversations.select(batch)
             segmentation, readings = self.segment_and_read(part)

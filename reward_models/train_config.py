@@ -11,7 +11,7 @@ from segrew.chat import SystemRole
 from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong
-from segrew.language_models import best_dtype
+from segrew.language_models import TOKENS_PER_BATCH, best_dtype
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleFlags
 
@@ -48,6 +48,9 @@ class RewardModelConfig(RuleFlags):
     head_penalty: float = arg(0.1, help="Strength of the quadratic penalty on the head with --tune head.")
     max_length: int = arg(1024, help="Tokens of prompt and response together.")
     overlong: Overlong = arg("truncate_prompt_left", help="What becomes of more tokens: what is cut first, or neither.")
+    max_tokens_per_batch: int = arg(
+        TOKENS_PER_BATCH, help="Tokens of a forward pass of the frozen segmenter, each prompt counted once."
+    )
     max_pairs: int | None = arg(
         None, help="Use at most so many pairs of each split: the first, or a draw from several."
     )

@@ -117,7 +117,7 @@ def prepare(
     shared: dict[str, Any] = {
         "max_length": config.max_length,
         "overlong": config.overlong,
-        "batch_size": args.per_device_eval_batch_size,
+        "max_tokens": config.max_tokens_per_batch,
         "with_states": config.tune == "head",
         "fingerprint": model_fingerprint(segmenter),
     }

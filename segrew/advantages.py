@@ -73,10 +73,12 @@ def macro_advantages(
     value_scheme: ValueScheme = "mean",
     gamma_scale: Scale = "unit",
     lambda_scale: Scale = "unit",
+    bootstrap: Float[Tensor, " b"] | None = None,
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """GAE over units, Aτ = δτ + γλ Aτ₊₁, with Rτ = Σ r_j and Vτ = Σ σ_i V_i (MA-PPO, 2410.02743).
 
     Scale `token` makes one step of a unit ω worth |ω| steps of a token: γ^|ω| with Rτ = Σ γⁱ r_i, and λ^|ω|.
+    `bootstrap` is the value after each response's last token, where the response was cut off.
 
     Returns:
         Advantages and returns Aτ + Vτ of the units, spread to their tokens.
@@ -89,7 +91,9 @@ def macro_advantages(
         discount = _powers(gamma, segmentation.lengths, values)
     trace = lambda_ if lambda_scale == "unit" else _powers(lambda_, segmentation.lengths, values)
     rewards = sum_by_unit(token_rewards, segmentation)
-    advantages, returns = generalized_advantages(rewards, values, segmentation.unit_mask, gamma=discount, lambda_=trace)
+    advantages, returns = generalized_advantages(
+        rewards, values, segmentation.unit_mask, gamma=discount, lambda_=trace, bootstrap=bootstrap
+    )
     return spread_to_tokens(advantages, segmentation), spread_to_tokens(returns, segmentation)
 
 
@@ -97,12 +101,37 @@ def _powers(base: float | int, exponents: Tensor, like: Tensor) -> Tensor:
     return torch.full_like(like, base).pow(exponents.to(like.dtype))
 
 
-def leave_one_out(scores: Float[Tensor, " b"], group_size: int) -> Float[Tensor, " b"]:
-    """Aᵢ = sᵢ − mean of the other scores of its group (RLOO, 2402.14740); groups are consecutive."""
+def leave_one_out(
+    scores: Float[Tensor, " b"], group_size: int, *, mask: Bool[Tensor, " b"] | None = None
+) -> Float[Tensor, " b"]:
+    """Aᵢ = sᵢ − mean of the other scores of its group (RLOO, 2402.14740); groups are consecutive.
+
+    Scores outside the mask take no part; they, and a score without others, get 0.
+    """
+    scores, real, total, count = _groups(scores, group_size, mask)
+    others = (total - scores) / (count - 1).clamp(min=1)
+    return (scores - others).masked_fill(~real | (count < 2), 0.0).view(-1)
+
+
+def group_moments(
+    scores: Float[Tensor, " b"], group_size: int, *, mask: Bool[Tensor, " b"] | None = None
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
+    """Mean and standard deviation (population) of each score's group, as in GRPO (2402.03300, 4.1.2).
+
+    Groups are consecutive; scores outside the mask take no part.
+    """
+    scores, real, total, count = _groups(scores, group_size, mask)
+    mean = total / count.clamp(min=1)
+    variance = (scores - mean).square().masked_fill(~real, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
+    return mean.expand_as(scores).reshape(-1), variance.sqrt().expand_as(scores).reshape(-1)
+
+
+def _groups(scores: Tensor, group_size: int, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores as [groups, size], which of them are real, and each group's sum and number."""
     if group_size < 2:
         raise ValueError(f"group_size {group_size} must be at least 2: the others are the baseline")
     if scores.shape[0] % group_size:
         raise ValueError(f"{scores.shape[0]} scores do not divide into groups of {group_size}")
-    groups = full_precision(scores).view(-1, group_size)
-    others = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
-    return (groups - others).view(-1)
+    mask = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
+    groups, real = fill_padding(scores, mask).view(-1, group_size), mask.view(-1, group_size)
+    return groups, real, groups.sum(1, keepdim=True), real.sum(1, keepdim=True)

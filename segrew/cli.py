@@ -15,8 +15,11 @@ COMMANDS = {
     "score": ("reward_models.score:main", "score prompts and responses, segment by segment"),
     "show": ("reward_models.score:show", "print responses coloured by segment reward"),
     "ppo": ("policy.ppo:main", "dense-reward PPO with any reward and action granularity"),
+    "rloo": ("policy.rloo:main", "the same loop without a critic: one action, several answers to a prompt"),
+    "probe": ("policy.probe:main", "which action granularity has the quietest gradient, from one set of rollouts"),
     "generate": ("policy.generate:main", "answers of a policy in AlpacaEval's, Arena-Hard's or MT-Bench's format"),
     "judge": ("policy.judge:main", "two answer files before a judge behind an OpenAI-compatible endpoint"),
+    "cache": ("segrew.cache_command:main", "list or clear the entropies and states kept of frozen models"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 

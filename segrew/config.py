@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 T = TypeVar("T")
-_COUNTS = ("batch_size", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
+_COUNTS = ("batch_size", "tokens_per_batch", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
 
 
 def arg(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
@@ -109,8 +109,11 @@ def _turned_off(settings: dict[str, Any], classes: tuple[Any, ...]) -> dict[str,
     return dict.fromkeys(off)
 
 
-def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
+def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: dict[str, Any] | None = None) -> tuple:
     """Build one instance of each dataclass from `--config FILE.yaml` and flags; flags win.
+
+    Args:
+        defaults: of this command, where they differ from the fields'.
 
     Raises:
         ValueError: an unknown name (the nearest known one is named), or a value of the wrong kind.
@@ -138,6 +141,7 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str]) -> tuple:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             refuse(f"unknown setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "."))
+    parser.set_defaults(**(defaults or {}))
     parser.set_defaults(**_turned_off(settings, classes))
     parsed = parser.parse_args_into_dataclasses(args=_as_flags(settings) + flags, look_for_args_file=False)
     _check_numbers(parsed)

@@ -28,8 +28,13 @@ def resolve_model(name_or_path: str) -> str:
     return str(_embedded_model()) if name_or_path == EMBEDDED_MODEL else name_or_path
 
 
+def converted_model() -> Path:
+    """Return where the embedded model is kept after its conversion, whether it is there or not."""
+    return cache_directory() / "SmolLM2-135M-Instruct"
+
+
 def _embedded_model() -> Path:
-    converted = cache_directory() / "SmolLM2-135M-Instruct"
+    converted = converted_model()
     if (converted / "config.json").exists():
         return converted
     return _from_hub() or _from_wheel(converted)

@@ -1,21 +1,26 @@
 """Language models: loading, identity, and the one place that turns conversations into hidden states."""
 
 import hashlib
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from segrew.embedded_model import resolve_model
+from segrew.packed_attention import CannotPack, packed_states
+from segrew.packing import PackedRows, padded_groups
 from segrew.run_directory import read_json
 from segrew.token_statistics import token_statistics
+
+Layout = Literal["packed", "padded"]
+TOKENS_PER_BATCH = 8192
 
 
 def best_device() -> torch.device:
@@ -171,174 +176,96 @@ class Conversations:
 
 @dataclass(frozen=True)
 class ResponseStates:
-    """Hidden states around each response token.
+    """Hidden states around each response token, laid out as [b, t] when they are asked for.
 
     Args:
-        before: state that produced token j (log-probabilities and values are read here); 0 in padding.
-        at: state after token j (rewards are read here); 0 in padding.
+        flat: states of all tokens that were run.
+        index_before, index_at: the place in it of the state that produced token j, and of the state after it.
+        mask: True on response tokens.
     """
 
-    before: Float[Tensor, "b t d"]
-    at: Float[Tensor, "b t d"]
+    flat: Float[Tensor, "n d"]
+    index_before: Int64[Tensor, "b t"]
+    index_at: Int64[Tensor, "b t"]
+    mask: Bool[Tensor, "b t"]
+
+    @property
+    def before(self) -> Float[Tensor, "b t d"]:
+        """State that produced token j (log-probabilities and values are read here); 0 in padding."""
+        return self.flat[self.index_before].masked_fill(~self.mask[..., None], 0)
+
+    @property
+    def at(self) -> Float[Tensor, "b t d"]:
+        """State after token j (rewards are read here); 0 in padding."""
+        return self.flat[self.index_at].masked_fill(~self.mask[..., None], 0)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Rows laid out flat, without padding, equal prompts once.
-
-    Args:
-        ids: all tokens; positions: their position ids.
-        blocks: for attention, (first query, end of queries, first key of the shared prompt, its end).
-        starts: index of each row's first response token; prompt_last: index of its last prompt token.
-    """
-
-    ids: list[int]
-    positions: list[int]
-    blocks: list[tuple[int, int, int, int]]
-    starts: list[int]
-    prompt_last: list[int]
-
-
-def _lay_out(conversations: Conversations) -> _Layout:
-    flat = _Layout([], [], [], [0] * len(conversations), [0] * len(conversations))
-    rows_of: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(conversations.prompts):
-        rows_of.setdefault(tuple(prompt), []).append(row)
-    for shared, rows in rows_of.items():
-        begin, width = len(flat.ids), len(shared)
-        flat.ids.extend(shared)
-        flat.positions.extend(range(width))
-        for k, row in enumerate(rows):
-            response = conversations.responses[row]
-            flat.starts[row], flat.prompt_last[row] = len(flat.ids), begin + width - 1
-            first_query = begin if k == 0 else len(flat.ids)  # the prompt runs with its first response
-            flat.ids.extend(response)
-            flat.positions.extend(range(width, width + len(response)))
-            flat.blocks.append((first_query, len(flat.ids), begin, begin if k == 0 else begin + width))
-    return flat
+def _padded_states(trunk: nn.Module, rows: list[list[int]]) -> tuple[Float[Tensor, "n d"], list[int]]:
+    """Run rows padded on the right, in groups of similar length; return all states and where each row begins."""
+    device = next(trunk.parameters()).device
+    states, begins, done = [], [0] * len(rows), 0
+    for group in padded_groups([len(row) for row in rows]):
+        width = len(rows[group[0]])
+        ids = torch.tensor([rows[i] + [0] * (width - len(rows[i])) for i in group], device=device)
+        mask = torch.arange(width)[None] < torch.tensor([len(rows[i]) for i in group])[:, None]
+        output = trunk(input_ids=ids, attention_mask=mask.to(device).long(), use_cache=False)
+        states.append(output.last_hidden_state.flatten(0, 1))
+        for place, i in enumerate(group):
+            begins[i] = done + place * width
+        done += len(group) * width
+    return torch.cat(states), begins
 
 
-def _packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    segrew_blocks: list[tuple[int, int, int, int]] | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attention of one flat row: each block sees its shared prompt and, causally, itself."""
-    assert segrew_blocks is not None, "the packed layout was not passed down to attention"
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    outputs = []
-    for start, stop, prompt_start, prompt_stop in segrew_blocks:
-        if stop == start:  # an empty response behind a shared prompt
-            continue
-        shared = prompt_stop - prompt_start
-        own_key, own_value, bias = key[:, :, start:stop], value[:, :, start:stop], None
-        if shared:
-            own_key = torch.cat([key[:, :, prompt_start:prompt_stop], own_key], 2)
-            own_value = torch.cat([value[:, :, prompt_start:prompt_stop], own_value], 2)
-            bias = query.new_ones(stop - start, shared + stop - start, dtype=torch.bool).tril(shared)
-        outputs.append(
-            nn.functional.scaled_dot_product_attention(
-                query[:, :, start:stop],
-                own_key,
-                own_value,
-                attn_mask=bias,
-                dropout_p=dropout,
-                is_causal=bias is None,
-                scale=scaling,
-            )
-        )
-    return torch.cat(outputs, 2).transpose(1, 2), None
+_padded_because: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
-ALL_ATTENTION_FUNCTIONS.register("segrew_packed", _packed_attention)
-
-
-def _packs(trunk: nn.Module, longest: int) -> bool:
-    """Whether attention of this model may be computed block by block: full, causal, no soft-capping, no sinks.
-
-    Layers that carry a state from token to token would carry it from row to row. Activation checkpointing
-    recomputes layers after the forward pass, when its attention is the stock one again.
-    """
-    checkpointing = trunk.training and any(getattr(m, "gradient_checkpointing", False) for m in trunk.modules())
-    config = trunk.config.get_text_config()  # type: ignore[union-attr, operator]
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    return (
-        not checkpointing
-        and bool(getattr(trunk, "_supports_attention_backend", False))
-        and (window is None or window >= longest)
-        and kinds <= {"full_attention", "sliding_attention"}
-        and not getattr(config, "attn_logit_softcapping", None)
-        and not any(hasattr(module, "sinks") for module in trunk.modules())
-    )
-
-
-@contextmanager
-def _attention(trunk: nn.Module, name: str) -> Iterator[None]:
-    config: Any = trunk.config
-    previous = config._attn_implementation
-    config._attn_implementation = name
+def _packed_states(trunk: nn.Module, conversations: Conversations) -> tuple[Float[Tensor, "n d"], PackedRows] | None:
+    """Run rows packed; None where the model cannot, which is said once."""
+    if trunk in _padded_because:
+        return None
     try:
-        yield
-    finally:
-        config._attn_implementation = previous
+        return packed_states(trunk, conversations.prompts, conversations.responses)
+    except CannotPack as reason:
+        _padded_because[trunk] = str(reason)
+        warnings.warn(
+            f"{type(trunk).__name__} runs on padded rows of similar length instead of packed ones, which takes longer "
+            f"and gives the same: {reason}.",
+            stacklevel=3,
+        )
+        return None
 
 
-def _packed_states(trunk: nn.Module, layout: _Layout, device: torch.device) -> Float[Tensor, "n d"]:
-    ids = torch.tensor([layout.ids], device=device)
-    positions = torch.tensor([layout.positions], device=device)
-    with _attention(trunk, "segrew_packed"):
-        output = trunk(input_ids=ids, position_ids=positions, use_cache=False, segrew_blocks=layout.blocks)
-    return output.last_hidden_state[0]
-
-
-def _padded_states(trunk: nn.Module, conversations: Conversations, device: torch.device) -> Float[Tensor, "n d"]:
-    rows = [p + r for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-    mask = torch.arange(width)[None] < torch.tensor([len(row) for row in rows])[:, None]
-    output = trunk(input_ids=ids, attention_mask=mask.to(device).long(), use_cache=False)
-    return output.last_hidden_state.flatten(0, 1)
-
-
-def response_states(model: nn.Module, conversations: Conversations, *, layout: str | None = None) -> ResponseStates:
+def response_states(model: nn.Module, conversations: Conversations, *, layout: Layout | None = None) -> ResponseStates:
     """Run the trunk once and return the hidden states around every response token.
 
     Rows go in flat, without padding and with equal prompts computed once; a model whose attention
-    cannot be cut that way gets padded rows. Both give the same states.
+    cannot be cut that way gets padded rows, and says so once. Both give the same states.
 
     Args:
-        layout: "packed" or "padded"; default what the model can take.
+        layout: default what the model can take.
+
+    Raises:
+        ValueError: a prompt is empty, or the model cannot take the layout that was asked for.
     """
     trunk = trunk_of(model)
-    device = next(trunk.parameters()).device
     for row, prompt in enumerate(conversations.prompts):
         if not prompt:
             raise ValueError(f"row {row}: an empty prompt; the first response token needs a token before it.")
-    longest = max(len(p) + len(r) for p, r in zip(conversations.prompts, conversations.responses, strict=True))
-    layout = layout or ("packed" if _packs(trunk, longest) else "padded")
-    if layout == "packed":
-        packed = _lay_out(conversations)
-        states, starts, prompt_last = _packed_states(trunk, packed, device), packed.starts, packed.prompt_last
+    packed = _packed_states(trunk, conversations) if layout != "padded" else None
+    if packed is not None:
+        states, starts, prompt_last = packed[0], packed[1].starts, packed[1].prompt_last
+    elif layout == "packed":
+        raise ValueError(f"{type(trunk).__name__} cannot run on packed rows: {_padded_because[trunk]}.")
     else:
-        states = _padded_states(trunk, conversations, device)
-        width = states.shape[0] // len(conversations)
-        starts = [i * width + len(prompt) for i, prompt in enumerate(conversations.prompts)]
+        joined = [p + r for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
+        states, begins = _padded_states(trunk, joined)
+        starts = [begin + len(prompt) for begin, prompt in zip(begins, conversations.prompts, strict=True)]
         prompt_last = [start - 1 for start in starts]
-    mask = conversations.mask.to(device)
-    columns = torch.arange(mask.shape[1], device=device)[None]
-    at = (torch.tensor(starts, device=device)[:, None] + columns).where(mask, 0)
-    before = torch.cat([torch.tensor(prompt_last, device=device)[:, None], at[:, :-1]], 1)[:, : mask.shape[1]]
-    keep = mask[..., None]
-    return ResponseStates(before=states[before.where(mask, 0)] * keep, at=states[at] * keep)
+    mask = conversations.mask.to(states.device)
+    columns = torch.arange(mask.shape[1], device=mask.device)[None]
+    at = (torch.tensor(starts, device=mask.device)[:, None] + columns).where(mask, 0)
+    before = torch.cat([torch.tensor(prompt_last, device=mask.device)[:, None], at[:, :-1]], 1)[:, : mask.shape[1]]
+    return ResponseStates(states, before.where(mask, 0), at, mask)
 
 
 def statistics_of_states(
@@ -379,13 +306,34 @@ def response_statistics(
     return statistics_of_states(model, before, conversations, temperature=temperature)
 
 
-def micro_batches(conversations: Conversations, batch_size: int) -> Iterator[list[int]]:
-    """Yield row numbers, longest rows first and rows of one prompt together, at most `batch_size` at a time."""
-    sizes = [len(p) + len(r) for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
-    widest: dict[tuple[int, ...], int] = {}
-    for prompt, size in zip(conversations.prompts, sizes, strict=True):
-        widest[tuple(prompt)] = max(size, widest.get(tuple(prompt), 0))
-    keys = [(-widest[tuple(prompt)], prompt) for prompt in conversations.prompts]
-    order = sorted(range(len(sizes)), key=lambda row: (keys[row], row))
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+def micro_batches(
+    conversations: Conversations, max_tokens: int | None = TOKENS_PER_BATCH, *, max_rows: int | None = None
+) -> Iterator[list[int]]:
+    """Yield row numbers, longest rows first and rows of one prompt together.
+
+    Args:
+        max_tokens: of a batch, as it is laid out: each prompt once. A row that has more is a batch of its own.
+        max_rows: of a batch.
+    """
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(conversations.prompts):
+        rows_of.setdefault(tuple(prompt), []).append(row)
+    lengths = conversations.lengths
+    groups = sorted(rows_of.items(), key=lambda item: (-len(item[0]) - max(lengths[i] for i in item[1]), item))
+    batch: list[int] = []
+    tokens = 0
+    for shared, rows in groups:
+        together = len(shared) + sum(lengths[i] for i in rows)
+        if batch and max_tokens is not None and tokens + together > max_tokens:
+            yield batch
+            batch, tokens = [], 0
+        tokens += len(shared)
+        for row in rows:
+            full = max_tokens is not None and tokens + lengths[row] > max_tokens
+            if batch and (full or len(batch) == max_rows):
+                yield batch
+                batch, tokens = [], len(shared)
+            batch.append(row)
+            tokens += lengths[row]
+    if batch:
+        yield batch

@@ -11,7 +11,7 @@ from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong, conversations_of, encode_pairs
-from segrew.language_models import Conversations, load_causal_lm, load_tokenizer
+from segrew.language_models import TOKENS_PER_BATCH, Conversations, load_causal_lm, load_tokenizer
 from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
 from segrew.rule_flags import RuleFlags
 from segrew.run_directory import RunDirectory, write_jsonl
@@ -35,7 +35,7 @@ class SegmentConfig(RuleFlags):
     max_length: int = arg(1024, help="Tokens of prompt and response together.")
     overlong: Overlong = arg("truncate_prompt_left", help="What becomes of more tokens: what is cut first, or neither.")
     max_pairs: int | None = arg(None, help="Use at most so many pairs: the first, or a draw from several sets.")
-    per_device_eval_batch_size: int = arg(16, help="Responses at a time.")
+    max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(0, help="Of the rule random_ngram, and of a draw from several data sets.")
     output_dir: str = arg("runs/segments", help="Where segments.jsonl and lengths.svg go.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
@@ -66,8 +66,8 @@ def main(argv: list[str]) -> None:
     inputs: dict[str, Any] = {"generator": torch.Generator().manual_seed(config.seed)}
     features = None
     if model is not None:
-        rows = config.per_device_eval_batch_size
-        features = response_features(model, conversations, batch_size=rows, description="Reading entropies")
+        tokens = config.max_tokens_per_batch
+        features = response_features(model, conversations, max_tokens=tokens, description="Reading entropies")
         inputs |= {"entropy": features.entropy, "logprobs": features.logprobs}
         rule = rule.resolve(features.entropy, mask)
     cut = segment(rule, mask, texts=texts, ended=ended, **inputs)

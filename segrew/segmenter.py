@@ -3,27 +3,24 @@
 Entropies are stored, not cuts, so another threshold costs no forward pass.
 """
 
-import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from rich.progress import Progress
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from segrew.embedded_model import cache_directory
+from segrew import feature_cache
 from segrew.language_models import (
+    TOKENS_PER_BATCH,
     Conversations,
     micro_batches,
     model_fingerprint,
     response_states,
     statistics_of_states,
+    trunk_of,
 )
 
 CHUNK_ROWS = 512
@@ -43,29 +40,21 @@ class ResponseFeatures:
     states: Float[Tensor, "n d"] | None
 
 
-def _cache_file(identity: str, conversations: Conversations, with_states: bool) -> Path:
-    digest = hashlib.sha256(f"features 2 {identity} {with_states}".encode())
-    for prompt, response in zip(conversations.prompts, conversations.responses, strict=True):
-        digest.update(repr((prompt, response)).encode())
-    return cache_directory() / "features" / f"{digest.hexdigest()[:32]}.safetensors"
-
-
 @torch.no_grad()
 def _compute(
-    model: nn.Module, conversations: Conversations, batch_size: int, with_states: bool, advance: Callable[[int], None]
+    model: nn.Module, conversations: Conversations, max_tokens: int, with_states: bool, advance: Callable[[int], None]
 ) -> dict[str, Tensor]:
     """Run the model over rows; return flat tensors over real tokens, row after row."""
     offsets = torch.tensor([0, *conversations.lengths]).cumsum(0)
     flat = {name: torch.zeros(int(offsets[-1])) for name in ("logprobs", "entropy")}
-    for rows in micro_batches(conversations, batch_size):
+    for rows in micro_batches(conversations, max_tokens):
         part = conversations.select(rows)
         states = response_states(model, part)
         logprobs, entropy = statistics_of_states(model, states.before, part)
         values = {"logprobs": logprobs, "entropy": entropy}
         if with_states:
-            values["states"] = states.at
-            width = states.at.shape[-1]
-            flat.setdefault("states", torch.zeros(int(offsets[-1]), width, dtype=states.at.dtype))
+            values["states"] = at = states.at
+            flat.setdefault("states", torch.zeros(int(offsets[-1]), at.shape[-1], dtype=at.dtype))
         for k, row in enumerate(rows):
             place = slice(int(offsets[row]), int(offsets[row + 1]))
             for name, value in values.items():
@@ -74,35 +63,11 @@ def _compute(
     return flat
 
 
-def _chunk(
-    model: nn.Module,
-    identity: str,
-    conversations: Conversations,
-    batch_size: int,
-    with_states: bool,
-    store: bool,
-    advance: Callable[[int], None],
-) -> dict[str, Tensor]:
-    path = _cache_file(identity, conversations, with_states)
-    for kept in (path, _cache_file(identity, conversations, True)):  # a pass that kept states kept the rest too
-        if kept.exists():
-            advance(len(conversations))
-            with safe_open(kept, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys() if with_states or name != "states"}  # noqa: SIM118
-    flat = _compute(model, conversations, batch_size, with_states, advance)
-    if store:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        save_file(flat, unfinished)
-        os.replace(unfinished, path)
-    return flat
-
-
 def response_features(
     model: nn.Module,
     conversations: Conversations,
     *,
-    batch_size: int = 16,
+    max_tokens: int = TOKENS_PER_BATCH,
     with_states: bool = False,
     store: bool = True,
     fingerprint: str | None = None,
@@ -114,20 +79,30 @@ def response_features(
     the model's weights and dtype and every token id, so a stale entry is never read.
 
     Args:
+        max_tokens: of one forward pass.
         with_states: also keep the hidden state after each token, in the model's dtype.
         store: write what is not in the cache yet to it.
         fingerprint: of the model, where it is known: hashing every weight takes a while.
         description: label of the progress bar; empty for none.
     """
     parts = []
-    identity = f"{fingerprint or model_fingerprint(model)} {next(model.parameters()).dtype}"
+    dtype = str(next(model.parameters()).dtype)
+    identity = f"{fingerprint or model_fingerprint(model)} {dtype}"
+    name = str(getattr(trunk_of(model).config, "_name_or_path", ""))
     with Progress(disable=not description) as progress:
         bar = progress.add_task(description, total=len(conversations))
+        advance = partial(progress.advance, bar)
         for start in range(0, len(conversations), CHUNK_ROWS):
-            rows = list(range(start, min(start + CHUNK_ROWS, len(conversations))))
-            advance = partial(progress.advance, bar)
-            part = conversations.select(rows)
-            parts.append(_chunk(model, identity, part, batch_size, with_states, store, advance))
+            part = conversations.select(list(range(start, min(start + CHUNK_ROWS, len(conversations)))))
+            key = feature_cache.key_of(identity, part.prompts, part.responses)
+            flat = feature_cache.load(key, part.lengths, with_states=with_states)
+            if flat is not None:
+                advance(len(part))
+            else:
+                flat = _compute(model, part, max_tokens, with_states, advance)
+                if store:
+                    feature_cache.store(key, flat, part.lengths, model=name, dtype=dtype.removeprefix("torch."))
+            parts.append(flat)
     mask = conversations.mask
     empty = torch.zeros(mask.shape)
     return ResponseFeatures(

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
+from policy.ppo_config import PPOConfig
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.card import RewardModelCard
 from segrew.chat import ChatFormat
@@ -123,6 +124,35 @@ def build_tokenizer():
 @pytest.fixture(scope="session")
 def build_reward_model():
     return make_reward_model
+
+
+@pytest.fixture(scope="session")
+def build_tiny_config():
+    return tiny_config
+
+
+@pytest.fixture
+def settings(policy_dir, reward_dirs, prompts_file, tmp_path):
+    """Build a config from the tiny defaults."""
+
+    def build(reward: str = "entropy", **changes) -> PPOConfig:
+        defaults = {
+            "model_name_or_path": str(policy_dir),
+            "reward_model_path": str(reward_dirs[reward]),
+            "dataset_name": str(prompts_file),
+            "output_dir": str(tmp_path / "run"),
+            "total_steps": 2,
+            "rollout_batch_size": 6,
+            "max_new_tokens": 10,
+            "max_prompt_length": 128,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-3,
+            "critic_learning_rate": 1e-3,
+            "save_steps": 0,
+        }
+        return PPOConfig(**defaults | changes)
+
+    return build
 
 
 class StandIn(ThreadingHTTPServer):

@@ -341,3 +341,27 @@ def test_k3_still_pulls_where_the_exponential_would_overflow():
     x = torch.tensor([-500.0], requires_grad=True)
     kl_estimates(x, torch.tensor([0.0]))[2].sum().backward()
     assert x.grad.item() < -1e10
+
+
+def test_clip_higher_moves_only_the_upper_bound():
+    """Ratios 1.25 and 0.75 with ε = 0.2 below and 0.3 above: the first is no longer clipped."""
+    log_ratio = torch.tensor([[math.log(1.25), math.log(0.75), math.log(1.5)]])
+    advantages = torch.tensor([[1.0, -1.0, 2.0]])
+    tokens = segment_by_token(torch.ones(1, 3, dtype=torch.bool))
+    loss, stats = policy_loss(log_ratio, torch.zeros(1, 3), advantages, tokens, clip=0.2, clip_high=0.3)
+    assert loss.item() == pytest.approx(-(1.25 - 0.8 + 2 * 1.3) / 3, abs=1e-6)
+    assert stats["clip_fraction"].item() == pytest.approx(2 / 3)
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages():
+    """Ratio 10 with A = −2: the loss stops at c·|A| = 6, without a gradient; a positive advantage is left alone."""
+    log_ratio = torch.full((1, 2), math.log(10.0), requires_grad=True)
+    advantages = torch.tensor([[-2.0, 2.0]])
+    tokens = segment_by_token(torch.ones(1, 2, dtype=torch.bool))
+    plain, _ = policy_loss(log_ratio, torch.zeros(1, 2), advantages, tokens, clip=0.2)
+    dual, stats = policy_loss(log_ratio, torch.zeros(1, 2), advantages, tokens, clip=0.2, dual_clip=3.0)
+    assert plain.item() == pytest.approx((20 - 2.4) / 2, rel=1e-5)
+    assert dual.item() == pytest.approx((6 - 2.4) / 2, rel=1e-5)
+    assert stats["clip_fraction"].item() == 1.0
+    dual.backward()
+    assert log_ratio.grad.tolist() == [[0.0, 0.0]]

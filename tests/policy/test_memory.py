@@ -34,3 +34,18 @@ def test_activations_shrink_with_checkpointing_and_grow_with_the_micro_batch(pol
         )
     ]
     assert sizes[0] < sizes[1] and sizes[2] == 2 * sizes[1]
+
+
+def test_without_a_critic_its_share_is_gone_and_every_reward_model_counts(policy_dir, reward_dirs):
+    one = estimate_memory(config(policy_dir, reward_dirs))
+    both = estimate_memory(
+        config(
+            policy_dir, reward_dirs, advantage_estimator="rloo", num_samples_per_prompt=2,
+            extra_reward_models=[str(reward_dirs["token"])],
+        )
+    )  # fmt: skip
+    assert both["critic"] == 0 and 2 * both["gradients and AdamW"] == one["gradients and AdamW"]
+    size = (reward_dirs["token"] / "model.safetensors").stat().st_size
+    assert both["reward models"] == one["reward models"] + size
+    alone = PPOConfig(model_name_or_path=str(policy_dir), reward_functions=["f:g"])
+    assert estimate_memory(alone)["reward models"] == 0

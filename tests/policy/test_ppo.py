@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import policy.ppo as ppo
-from policy.ppo import PPOConfig, main, train_policy
+from policy.ppo import main, train_policy
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.reading import Readings
 from segrew.data_options import DataOptions
@@ -21,32 +21,11 @@ METRICS = {
     "policy/ratio_max", "policy/entropy", "value/loss", "value/explained_variance", "advantage/l2", "return/l2",
     "units/count", "units/length", "response/length", "response/eos_rate", "time/rollout", "time/segment",
     "time/score", "time/update", "tokens_per_second", "memory/peak_mb",
+    "kl/answer", "kl/coef", "policy/approx_kl", "policy/kl_loss", "policy/grad_norm", "value/grad_norm",
+    "policy/updates", "policy/skipped_updates", "gradient/relative_variance", "reward/bad_rows", "reward/flat_prompts",
+    "actions/count", "actions/length", "response/distinct_1", "response/distinct_2", "response/repetition",
 }  # fmt: skip
 UNREPEATABLE = {key for key in METRICS if key.startswith("time/")} | {"tokens_per_second", "memory/peak_mb"}
-
-
-@pytest.fixture
-def settings(policy_dir, reward_dirs, prompts_file, tmp_path):
-    """Build a config from the tiny defaults."""
-
-    def build(reward: str = "entropy", **changes) -> PPOConfig:
-        defaults = {
-            "model_name_or_path": str(policy_dir),
-            "reward_model_path": str(reward_dirs[reward]),
-            "dataset_name": str(prompts_file),
-            "output_dir": str(tmp_path / "run"),
-            "total_steps": 2,
-            "rollout_batch_size": 6,
-            "max_new_tokens": 10,
-            "max_prompt_length": 128,
-            "per_device_train_batch_size": 4,
-            "learning_rate": 1e-3,
-            "critic_learning_rate": 1e-3,
-            "save_steps": 0,
-        }
-        return PPOConfig(**defaults | changes)
-
-    return build
 
 
 def lines(path: Path, name: str) -> list[dict]:
@@ -80,7 +59,8 @@ def test_every_cell_of_the_grid_runs_through_one_loop(settings, reward, reward_r
     rows = lines(path, "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert {key for key in row if not key.startswith("drift/")} == METRICS
+        assert {key for key in row if not key.startswith("drift/")} - {"units/live_agreement"} == METRICS
+        assert ("units/live_agreement" in row) == (reward == "entropy")  # a rule that reads a model
         assert all(math.isfinite(value) for value in row.values())
     # The first update: policy and reference are one, old and new are one.
     assert rows[0]["kl/k1"] == rows[0]["kl/k2"] == rows[0]["kl/k3"] == 0.0
@@ -98,13 +78,13 @@ def test_a_parsing_rule_reports_how_often_it_could_not_parse(settings, parser_di
     rules = {"reward_rule": reward_rule, "action_rule": "constituency", "normalizer": "none"}
     path = train_policy(settings(**rules, parser=str(parser_dir), max_phrase_words=2, total_steps=1))
     (row,) = lines(path, "metrics.jsonl")
-    assert set(row) == METRICS | {"units/parse_fallback_rate"}
+    assert set(row) - {"units/live_agreement"} == METRICS | {"units/parse_fallback_rate"}
     assert row["units/parse_fallback_rate"] == 0.0  # every byte is a token, so no word begins inside one
 
 
 def test_b26_policy_equal_to_reference_has_kl_zero_and_ratio_one_for_any_batching(settings):
     """B26 a, with passes of other sizes than the update's."""
-    config = settings(local_rollout_forward_batch_size=2, per_device_train_batch_size=1, total_steps=1)
+    config = settings(max_tokens_per_batch=40, per_device_train_batch_size=1, total_steps=1)
     (row,) = lines(train_policy(config), "metrics.jsonl")
     assert row["kl/k1"] == row["kl/k2"] == row["kl/k3"] == 0.0
     assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
@@ -162,6 +142,7 @@ def test_micro_batch_size_changes_nothing(settings, tmp_path):
         results.append((repeatable(lines(path, "metrics.jsonl")), load_file(path / "model.safetensors")))
     (small, small_weights), (large, large_weights) = results
     for a, b in zip(small, large, strict=True):
+        assert a.pop("gradient/relative_variance") > 0 == b.pop("gradient/relative_variance")  # none in one micro-batch
         assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
     for name, weight in small_weights.items():
         torch.testing.assert_close(weight, large_weights[name], atol=1e-4, rtol=1e-3)
@@ -281,12 +262,12 @@ def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):
         readings.rewards[0, 0] = float("nan")
         return readings
 
-    def no_update(*_):
+    def no_update(*_, **__):
         raise AssertionError("updated on a bad reward")
 
     monkeypatch.setattr(SegmentRewardModel, "read", broken)
     monkeypatch.setattr(ppo, "update", no_update)
-    with pytest.raises(ValueError, match=r"reward model in .* gave the reward nan to unit 0 of sample \d"):
+    with pytest.raises(ValueError, match=r"reward_entropy.* gave the reward nan to unit 0 of sample \d"):
         train_policy(settings())
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from policy import rloo
+from policy.ppo_checks import n_by_step
 from policy.ppo_config import PPOConfig
 from segrew.config import parse
 
@@ -27,18 +29,103 @@ def test_every_shipped_config_loads(path):
     assert config.seed == 3 and config.reward_model_path
 
 
-def test_the_shipped_configs_are_five_cells_of_the_grid():
+# reward rule, action rule, ratio, estimator
+CELLS = {
+    "bandit": ("response", "token", "token", "gae"),
+    "token": ("token", "token", "token", "gae"),
+    "sentence": ("sentence", "token", "token", "gae"),
+    "segment": ("entropy", "token", "token", "gae"),
+    "bandit_as_segment": ("entropy", "token", "token", "gae"),
+    "segment_as_bandit": ("terminal", "token", "token", "gae"),
+    "macro_ngram": ("terminal", "ngram", "joint", "gae"),
+    "macro_random": ("terminal", "random_ngram", "joint", "gae"),
+    "macro_perplexity": ("terminal", "perplexity", "joint", "gae"),
+    "macro_parsing": ("terminal", "constituency", "joint", "gae"),
+    "ma_rlhf_release": ("terminal", "ngram", "token", "gae"),
+    "macro_dense": ("entropy", "entropy", "token", "gae"),
+    "rloo": ("terminal", "response", "token", "rloo"),
+    "group_relative": ("terminal", "response", "token", "group"),
+    "reinforce": ("terminal", "response", "token", "reinforce"),
+    "paper_phi3": ("entropy", "token", "token", "gae"),
+    "paper_llama3": ("entropy", "token", "token", "gae"),
+    "paper_gemma_2b": ("terminal", "ngram", "joint", "gae"),
+    "paper_gemma_7b": ("terminal", "ngram", "joint", "gae"),
+    "paper_codegemma_2b": ("terminal", "ngram", "joint", "gae"),
+    "paper_codegemma_7b": ("terminal", "ngram", "joint", "gae"),
+}
+
+
+def shipped(path: Path) -> PPOConfig:
+    (config,) = parse("ppo", (PPOConfig,), ["--config", str(path)])
+    return config
+
+
+def test_every_named_method_is_one_cell_of_the_grid():
     cells = {}
     for path in (ROOT / "configs").glob("ppo_*.yaml"):
-        (config,) = parse("ppo", (PPOConfig,), ["--config", str(path)])
-        cells[path.stem] = (config.reward_rule, config.action_rule)
-    assert cells == {
-        "ppo_bandit": ("response", "token"),
-        "ppo_token": ("token", "token"),
-        "ppo_segment": ("entropy", "token"),
-        "ppo_macro_ngram": ("terminal", "ngram"),
-        "ppo_macro_dense": ("entropy", "entropy"),
-    }
+        c = shipped(path)
+        cells[path.stem.removeprefix("ppo_")] = (c.reward_rule, c.action_rule, c.ratio, c.advantage_estimator)
+    assert cells == CELLS
+
+
+def test_the_rloo_command_has_the_settings_of_its_config(monkeypatch):
+    seen = []
+    monkeypatch.setattr("policy.ppo.train_policy", lambda config, _: seen.append(config) or Path("x"))
+    rloo.main(["--reward_model_path", "runs/reward_model", "--seed", "4", "--num_samples_per_prompt", "2"])
+    changes = {"output_dir": "runs/rloo", "seed": 4, "num_samples_per_prompt": 2}
+    assert seen == [dataclasses.replace(shipped(ROOT / "configs" / "ppo_rloo.yaml"), **changes)]
+
+
+# Per paper: batch, rates, KL weight, longest prompt and answer, warm-up, temperature, top-k.
+PAPER = {
+    "phi3": (1024, 5e-7, 9e-6, 0.01, 1024, 1024, 28, 1.0, 0),
+    "llama3": (1024, 5e-7, 9e-6, 0.01, 1024, 1024, 14, 1.0, 0),
+    "gemma_2b": (256, 1.5e-5, 1.5e-5, 0.05, 512, 512, 200, 0.8, 50),
+    "gemma_7b": (256, 1e-6, 1e-6, 0.05, 512, 512, 200, 0.8, 50),
+    "codegemma_2b": (16, 5e-7, 5e-5, 0.05, 600, 512, 20, 1.0, 5),
+    "codegemma_7b": (16, 5e-7, 5e-5, 0.05, 600, 512, 20, 1.0, 5),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_paper_settings(name):
+    c = shipped(ROOT / "configs" / f"ppo_paper_{name}.yaml")
+    found = (
+        c.rollout_batch_size, c.learning_rate, c.critic_learning_rate, c.kl_coef, c.max_prompt_length,
+        c.max_new_tokens, c.warmup_steps, c.temperature, c.top_k,
+    )  # fmt: skip
+    assert found == PAPER[name]
+
+
+def test_n_follows_its_schedule():
+    config = PPOConfig(reward_model_path="x", action_rule="ngram", n_schedule="5:100,10:0")
+    assert n_by_step(config) == [(0, 10), (100, 5)]
+    assert n_by_step(PPOConfig(reward_model_path="x", n=3)) == [(0, 3)]
+    for bad in ("10", "10:5", "0:0", "10:0,5:0", "ten:0"):
+        with pytest.raises(ValueError, match="--n_schedule"):
+            PPOConfig(reward_model_path="x", action_rule="ngram", n_schedule=bad)
+    with pytest.raises(ValueError, match="--action_rule token has no n"):
+        PPOConfig(reward_model_path="x", n_schedule="10:0")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"advantage_estimator": "rloo"}, "--advantage_estimator rloo: compares answers to one prompt"),
+        ({"rollout_batch_size": 10, "num_samples_per_prompt": 4}, "--rollout_batch_size 10: no multiple"),
+        ({"kl_in": "loss"}, "--kl_in loss: k1 has no gradient"),
+        ({"advantage_estimator": "reinforce", "critic_warmup_steps": 2}, "has no critic"),
+        ({"advantage_estimator": "reinforce", "truncated_answers": "bootstrap"}, "has no critic"),
+        ({"compat": "ma_rlhf_release"}, "--compat ma_rlhf_release: .* ngram or response"),
+        ({"reward_weights": [1.0, 2.0]}, "2 weights for 1 sources"),
+        ({"critic_init": "reward_model", "reward_tokens": "text"}, "--critic_init reward_model"),
+        ({"dual_clip": 0.5}, "--dual_clip 0.5: must be above 1"),
+        ({"top_p": 0.0}, "--top_p 0.0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PPOConfig(reward_model_path="x", **settings)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 
 from policy.ppo_report import explained_variance, report
 from policy.ppo_run import Run
+from policy.run_state import RunState
 
 
 def test_explained_variance_of_perfect_useless_and_constant_predictions():
@@ -27,7 +28,10 @@ class _Stub(SimpleNamespace):
     def __init__(self):
         nothing = SimpleNamespace(append=lambda *_: None)
         accelerator = SimpleNamespace(is_main_process=True, log=lambda *_, **__: None)
-        super().__init__(directory=nothing, accelerator=accelerator, low_kl_steps=0)
+        config = SimpleNamespace(num_samples_per_prompt=1)
+        super().__init__(directory=nothing, accelerator=accelerator, state=RunState(0.05), warned=set(), config=config)
+
+    warn_once = Run.warn_once
 
 
 def test_b26_a_lasting_negative_kl_is_warned_of_once(monkeypatch):
@@ -38,6 +42,6 @@ def test_b26_a_lasting_negative_kl_is_warned_of_once(monkeypatch):
     for step, kl in enumerate([-0.2, 0.0, -0.2, -0.05, -0.2, -0.3, -0.4], 1):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            untyped(run, {"step": step, "kl/k1": kl})
+            untyped(run, {"step": step, "kl/k1": kl, "reward/flat_prompts": 0.0})
         counts.append(len(caught))
     assert counts == [0, 0, 0, 0, 0, 1, 0]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.reward_shaping import shape_rewards, spread_rewards
+from policy.reward_shaping import dense_rewards, shape_rewards, spread_rewards
 from segrew.macro_actions import sum_by_unit
 from segrew.segmentation import Segmentation, segment_by_response, segment_by_token
 
@@ -86,55 +86,48 @@ def test_b28_missing_eos_penalty_is_paid_once_on_the_last_token():
     """B28: r1 ended at its stop token, r2 was cut off, r3 ended at a custom one, r4 is a stop token only."""
     mask = bools([1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0])
     ended = torch.tensor([True, False, True, True])
-    rewards = shape_rewards(
-        torch.ones(4, 1), segment_by_response(mask), torch.zeros(4, 5), ended,
-        kl_coef=0.0, how="last", missing_eos_penalty=1.0,
-    )  # fmt: skip
+    tokens = segment_by_token(mask)
+    terminal = dense_rewards(torch.ones(4, 1), segment_by_response(mask), how="last")
+    rewards = shape_rewards(terminal, torch.zeros(4, 5), tokens, ended, kl_coef=0.0, missing_eos_penalty=1.0)
     assert rewards.sum(dim=1).tolist() == [1.0, 0.0, 1.0, 1.0]
     assert rewards[1].tolist() == [0.0, 0.0, 0.0, 0.0, 0.0]
-    dense = shape_rewards(
-        torch.ones(4, 5), segment_by_token(mask), torch.zeros(4, 5), ended,
-        kl_coef=0.0, how="even", missing_eos_penalty=1.0,
-    )  # fmt: skip
-    assert dense[1].tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+    dense = dense_rewards(torch.ones(4, 5), tokens)
+    rewards = shape_rewards(dense, torch.zeros(4, 5), tokens, ended, kl_coef=0.0, missing_eos_penalty=1.0)
+    assert rewards[1].tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 def test_rewards_are_clamped_before_they_are_split():
     segmentation = Segmentation(torch.tensor([[0, 0, 0, 0, 1]]))
-    rewards = shape_rewards(
-        torch.tensor([[40.0, -30.0]]),
-        segmentation,
-        torch.zeros(1, 5),
-        torch.tensor([True]),
-        kl_coef=0.0,
-        clip=10.0,
-    )
+    rewards = dense_rewards(torch.tensor([[40.0, -30.0]]), segmentation, clip=10.0)
     assert rewards.tolist() == [[2.5, 2.5, 2.5, 2.5, -10.0]]
 
 
 def test_kl_is_subtracted_per_token():
     """Invariant 24: u_j = r_j − β k1_j; β = 0 leaves the interpolated reward; unit sums keep the total."""
     segmentation = Segmentation(torch.tensor([[0, 0, 1, -1], [0, 1, 1, 1]]))
-    rewards, ended = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([True, True])
+    ended = torch.tensor([True, True])
+    dense = dense_rewards(torch.tensor([[1.0, 2.0], [3.0, -1.0]]), segmentation)
     kl = torch.tensor([[0.1, -0.2, 0.3, float("nan")], [0.0, 1.0, 2.0, 3.0]])
-    shaped = shape_rewards(rewards, segmentation, kl, ended, kl_coef=0.5)
+    shaped = shape_rewards(dense, kl, segmentation, ended, kl_coef=0.5)
     expected = torch.tensor([[0.5 - 0.05, 0.5 + 0.1, 2.0 - 0.15, 0.0], [3.0, -1 / 3 - 0.5, -1 / 3 - 1, -1 / 3 - 1.5]])
     torch.testing.assert_close(shaped, expected)
     torch.testing.assert_close(sum_by_unit(shaped, segmentation).sum(1), expected.sum(1))
-    plain = shape_rewards(rewards, segmentation, torch.zeros(2, 4), ended, kl_coef=0.5)
-    torch.testing.assert_close(plain, spread_rewards(rewards, segmentation))
+    plain = shape_rewards(dense, torch.zeros(2, 4), segmentation, ended, kl_coef=0.5)
+    torch.testing.assert_close(plain, dense)
 
 
-def test_a_stop_token_in_no_unit_has_its_kl_and_no_reward():
-    """As in the released code of 2501.02790; the second row was cut off, and its last token is in a unit."""
-    segmentation = Segmentation(torch.tensor([[0, 0, 1, -1], [0, 1, 1, 1]]))
-    rewards = shape_rewards(
-        torch.tensor([[1.0, 2.0], [1.0, 3.0]]),
-        segmentation,
-        torch.full((2, 4), 10.0),
-        torch.tensor([True, False]),
-        kl_coef=0.01,
-        mask=torch.ones(2, 4, dtype=torch.bool),
+def test_a_unit_may_pay_for_its_mean_kl():
+    """kl_scale unit: 0.1 and 0.3 in one action cost β · 0.2 together, a single token costs all of its own."""
+    actions = Segmentation(torch.tensor([[0, 0, 1]]))
+    kl = torch.tensor([[0.1, 0.3, 0.5]])
+    shaped = shape_rewards(torch.zeros(1, 3), kl, actions, torch.tensor([True]), kl_coef=2.0, kl_scale="unit")
+    torch.testing.assert_close(shaped, torch.tensor([[-0.1, -0.3, -1.0]]))
+    torch.testing.assert_close(sum_by_unit(shaped, actions), torch.tensor([[-2 * 0.2, -2 * 0.5]]))
+
+
+def test_rows_without_actions_are_paid_nothing():
+    actions = Segmentation(torch.tensor([[0, 0, 1], [-1, -1, -1]]))
+    shaped = shape_rewards(
+        torch.ones(2, 3), torch.ones(2, 3), actions, torch.tensor([True, False]), kl_coef=1.0, missing_eos_penalty=1.0
     )
-    expected = torch.tensor([[0.5, 0.5, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0]]) - 0.1
-    torch.testing.assert_close(rewards, expected)
+    assert shaped.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]

@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from policy.ppo_config import PPOConfig
 from policy.roles import load_roles
-from policy.rollout import Rollout
 from policy.scoring import Axes, cut_units
 from segrew.language_models import Conversations, load_causal_lm, response_statistics
 from segrew.segmentation import segment
@@ -86,9 +85,7 @@ def test_segments_are_cut_by_the_segmenter_that_the_reward_model_names(config, p
         roles = load_roles(settings, CPU)
         assert (roles.segmenter is None) == (path == policy_dir)
         axes = Axes.from_config(settings, roles.reward_model)
-        zeros = torch.zeros(2, 5)
-        rollout = Rollout(CONVERSATIONS, ["", ""], zeros, zeros, zeros)
-        units = cut_units(rollout, roles, axes, settings, torch.Generator())
+        units = cut_units(CONVERSATIONS, roles, axes, settings, torch.Generator())
         with torch.no_grad():
             own = load_causal_lm(str(path), dtype=torch.float32, device=CPU)
             named = load_causal_lm(str(policy_dir), dtype=torch.float32, device=CPU)
@@ -97,7 +94,7 @@ def test_segments_are_cut_by_the_segmenter_that_the_reward_model_names(config, p
         rule = roles.reward_model.segmentation
         expected = segment(rule, CONVERSATIONS.mask, entropy=entropy, ended=CONVERSATIONS.ended)
         torch.testing.assert_close(units.ref_logprobs, logprobs, atol=1e-5, rtol=0)
-        for cut in (units.own, units.readings, units.rewards, units.actions):
+        for cut in (units.cuts[rule], units.readings, units.actions):
             assert torch.equal(cut.ids, expected.ids)
     wrong = segment(rule, CONVERSATIONS.mask, entropy=other_entropy, ended=CONVERSATIONS.ended)
     assert not torch.equal(wrong.ids, expected.ids)

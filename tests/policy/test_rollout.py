@@ -173,6 +173,13 @@ def test_logprobs_are_those_of_the_sampling_distribution(model, chat, temperatur
 def test_micro_batches_put_rows_back_in_place():
     lengths = [3, 1, 4, 2]
     conversations = Conversations([[9]] * 4, [[i] * n for i, n in enumerate(lengths)], torch.tensor([True] * 4))
-    (whole,) = in_micro_batches(lambda part: (part.response_ids.float() + 1,), conversations, 3)
+    seen = []
+
+    def compute(part):
+        seen.append(len(part))
+        return (part.response_ids.float() + 1,)
+
+    (whole,) = in_micro_batches(compute, conversations, 8)
+    assert seen == [2, 2]  # 1 + 4 + 3 tokens fill the first
     for i, n in enumerate(lengths):
         assert (whole[i, :n] == i + 1).all()

@@ -90,22 +90,22 @@ def test_b13_another_vocabulary_is_refused_by_its_first_token(reward_model, buil
     swapped = ChatFormat.from_tokenizer(build_tokenizer(swapped=("x", "y")))
     ids = build_tokenizer().get_vocab()
     with pytest.raises(ValueError, match=rf"token 'y' has id {ids['x']} in the policy and {ids['y']} in the reward"):
-        check_same_tokens(swapped, reward_model, config())
+        check_same_tokens(swapped, reward_model, "runs/rm", "policy")
 
 
 def test_b13_too_few_embedding_rows_are_refused_and_padded_tables_accepted(reward_model, build_tokenizer):
     chat = ChatFormat.from_tokenizer(build_tokenizer())
     reward_model.model.resize_token_embeddings(320)
-    check_same_tokens(chat, reward_model, config())
+    check_same_tokens(chat, reward_model, "runs/rm", "policy")
     reward_model.model.resize_token_embeddings(250)
     with pytest.raises(ValueError, match="250 embedding rows"):
-        check_same_tokens(chat, reward_model, config())
+        check_same_tokens(chat, reward_model, "runs/rm", "policy")
 
 
 def test_another_chat_template_is_refused(reward_model, build_tokenizer):
     chat = ChatFormat.from_tokenizer(build_tokenizer(), "raw")
     with pytest.raises(ValueError, match=r"another chat template.*--chat_template runs/rm/chat_template.jinja"):
-        check_same_tokens(chat, reward_model, config())
+        check_same_tokens(chat, reward_model, "runs/rm", "policy")
 
 
 def test_take_cuts_rows_to_their_longest_response():

@@ -37,8 +37,8 @@ def items():
 
 
 def test_each_token_carries_its_units_reward_and_the_baselines_credit(scorer):
-    rows = localise_items(scorer, scorer, items(), batch_size=1)
-    both = localise_items(scorer, scorer, items(), batch_size=8)
+    rows = localise_items(scorer, scorer, items(), max_tokens=1)
+    both = localise_items(scorer, scorer, items(), max_tokens=4096)
     for item, row, other in zip(items(), rows, both, strict=True):
         text = item.answers[0]
         assert row["response"] == text and row["faults"] == [dataclasses.asdict(f) for f in item.spans]

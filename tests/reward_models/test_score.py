@@ -46,7 +46,7 @@ def test_a_row_that_is_no_answer_names_its_line(load, row):
 
 def test_scores_are_written_in_order_and_segments_rebuild_each_answer(tmp_path, head_dir, pairs_file, short_pairs):
     out = tmp_path / "scores"
-    argv = ["--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--per_device_eval_batch_size", "5"]
+    argv = ["--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--max_tokens_per_batch", "200"]
     assert main(["score", *argv, "--output_dir", str(out)]) == 0
     rows = read_jsonl(out / "scores.jsonl")
     answers = [

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+import transformers
 
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.card import CARD_FILE, RewardModelCard
@@ -11,7 +12,7 @@ from reward_models.reading import read_rewards
 from reward_models.segment_reward_model import NORMALIZER_FILE
 from segrew.language_models import Conversations, response_states, response_statistics
 from segrew.run_directory import read_json, write_json
-from segrew.segmentation import segment, segment_by_response, segment_by_token
+from segrew.segmentation import segment, segment_by_ngram, segment_by_response, segment_by_token
 
 TEXTS = ["".join(random.Random(n).choices("abcdefgh ,.é", k=n)) for n in (1, 2, 7, 20, 40, 60)]
 PROMPTS = [[{"role": "user", "content": f"question {i % 4}?"}] for i in range(6)]
@@ -63,6 +64,46 @@ def test_b05_a_score_does_not_depend_on_batch_size_or_order(build_scorer, rule, 
             for i, record in zip(order, found, strict=True):
                 assert record.score == pytest.approx(alone[i].score, abs=1e-5)
                 assert [s.text for s in record.segments] == [s.text for s in alone[i].segments]
+
+
+def test_a_score_does_not_depend_on_the_budget_of_a_pass(build_scorer):
+    scorer = build_scorer("entropy", threshold=3.3)
+    alone = scorer.score(PROMPTS, TEXTS, max_tokens=1)
+    for max_tokens in (30, 100, 8192):
+        found = scorer.score(PROMPTS, TEXTS, max_tokens=max_tokens)
+        assert [r.score for r in found] == pytest.approx([r.score for r in alone], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("Qwen3", {"head_dim": 8}),
+        ("Mistral", {"sliding_window": 4}),
+        ("Phi3", {"sliding_window": 3}),
+        ("Gemma2", {"head_dim": 8, "sliding_window": 4, "attn_logit_softcapping": 1.5}),
+        ("Gemma3Text", {"head_dim": 8, "sliding_window": 4}),
+        ("GPT2", {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512}),
+    ],
+)
+def test_unit_rewards_of_packed_rows_are_the_stock_classifier_s(build_scorer, build_scorer_config, family, changes):
+    """Read by the stock model at each unit's end, with the row cut off there and alone."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    sizes = {name: getattr(build_scorer_config(), name) for name in (*names, "num_key_value_heads", "pad_token_id")}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes | {"num_labels": 1} | changes)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    plain = build_scorer("token")
+    scorer = SegmentRewardModel(model, plain.chat, plain.card)
+    rows = Conversations(
+        [[9, 8, 7]] * 2 + [[5]], [[11, 12, 13, 14, 15, 2], [16, 17], [18, 2]], torch.tensor([True] * 3)
+    )
+    units = segment_by_ngram(rows.mask, 2)
+    with torch.no_grad():
+        found = scorer.read(rows, units).rewards
+        for b, response in enumerate(rows.responses):
+            for k, end in enumerate(units.ends[b, : int(units.counts[b])].tolist()):
+                stock = model(input_ids=torch.tensor([rows.prompts[b] + response[: end + 1]])).logits.item()
+                assert found[b, k].item() == pytest.approx(stock, abs=1e-5)
 
 
 def test_b05_no_pad_token_is_needed(build_scorer, build_byte_tokenizer):

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,7 +8,7 @@ from torch.testing import assert_close
 
 from policy.losses import policy_loss, value_loss
 from policy.reward_shaping import spread_rewards
-from segrew.advantages import generalized_advantages, leave_one_out, macro_advantages
+from segrew.advantages import generalized_advantages, group_moments, leave_one_out, macro_advantages
 from segrew.macro_actions import sum_by_unit, value_by_unit
 from segrew.masking import masked_mean, masked_whiten
 from segrew.segmentation import Segmentation, segment_by_ngram, segment_by_response, segment_by_token
@@ -336,3 +338,26 @@ def test_leave_one_out_by_hand():
         leave_one_out(scores, 1)
     with pytest.raises(ValueError, match="6 scores do not divide into groups of 4"):
         leave_one_out(scores, 4)
+
+
+def test_group_baselines_leave_out_what_is_masked():
+    scores, mask = torch.tensor([1.0, math.nan, 4.0, 2.0, 5.0, math.inf]), torch.tensor([1, 0, 1, 1, 1, 0]).bool()
+    # Groups of three: (1, 4) and (2, 5).
+    assert leave_one_out(scores, 3, mask=mask).tolist() == [-3.0, 0.0, 3.0, -3.0, 3.0, 0.0]
+    mean, spread = group_moments(scores, 3, mask=mask)
+    assert mean.tolist() == [2.5] * 3 + [3.5] * 3 and spread.tolist() == [1.5] * 6
+    alone = leave_one_out(torch.tensor([3.0, 9.0]), 2, mask=torch.tensor([True, False]))
+    assert alone.tolist() == [0.0, 0.0]
+
+
+def test_macro_bootstrap_continues_a_row_that_was_cut_off():
+    """Two actions (2 tokens, 1 token), γ = 0.9 a token: A₁ = r + γ V_after − V, A₀ = R + γ² V₁ − V₀ + γ² λ A₁."""
+    actions = Segmentation(torch.tensor([[0, 0, 1]]))
+    rewards, values = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.5, 9.0, 0.25]])
+    advantages, _ = macro_advantages(
+        rewards, values, actions, gamma=0.9, lambda_=0.5, value_scheme="first", gamma_scale="token",
+        bootstrap=torch.tensor([10.0]),
+    )  # fmt: skip
+    last = 3.0 + 0.9 * 10 - 0.25
+    first = 1.0 + 0.9 * 2 + 0.81 * 0.25 - 0.5 + 0.81 * 0.5 * last
+    assert advantages[0].tolist() == pytest.approx([first, first, last], rel=1e-6)

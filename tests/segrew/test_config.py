@@ -156,8 +156,9 @@ def test_an_unknown_choice_lists_the_choices(toy):
 def test_a_count_is_at_least_one(toy, value):
     with pytest.raises(ValueError, match=f"--max_pairs {value}: must be at least 1"):
         toy(None, "--max_pairs", value)
-    with pytest.raises(ValueError, match="--per_device_eval_batch_size"):
-        parse("train-rm", TRAIN, ["--per_device_eval_batch_size", value])
+    for name in ("--per_device_eval_batch_size", "--max_tokens_per_batch"):
+        with pytest.raises(ValueError, match=name):
+            parse("train-rm", TRAIN, [name, value])
 
 
 @pytest.mark.parametrize("content", [b"- a\n- b\n", b"just text\n", b"", b"a: [\n", b"\xff\xfe\x00a", b"a: b: c\n"])

@@ -39,11 +39,11 @@ def passes(monkeypatch) -> list:
     return seen
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("max_tokens", [1, 9, 8192])
 @pytest.mark.parametrize("chunk", [2, 512])
-def test_features_are_those_of_each_row_alone(model, monkeypatch, batch_size, chunk):
+def test_features_are_those_of_each_row_alone(model, monkeypatch, max_tokens, chunk):
     monkeypatch.setattr(segmenter, "CHUNK_ROWS", chunk)
-    found = response_features(model, ROWS, batch_size=batch_size, with_states=True)
+    found = response_features(model, ROWS, max_tokens=max_tokens, with_states=True)
     flat = 0
     for row, length in enumerate(ROWS.lengths):
         alone = ROWS.select([row])
@@ -107,7 +107,7 @@ def test_nothing_is_kept_unless_asked_for(model, empty_cache):
     response_features(model, ROWS, store=False)
     assert not empty_cache.exists()
     response_features(model, ROWS)
-    assert [path.suffix for path in (empty_cache / "features").iterdir()] == [".safetensors"]
+    assert [path.suffix for path in (empty_cache / "features").iterdir()] == [".arrow"]
 
 
 def test_a_spike_of_entropy_after_a_token_opens_a_unit_at_the_next(build_scorer_config):
@@ -125,3 +125,13 @@ def test_a_spike_of_entropy_after_a_token_opens_a_unit_at_the_next(build_scorer_
     assert entropy[0].tolist() == pytest.approx([uniform, 0, uniform, 0, 0, uniform], abs=1e-4)
     units = segment(SegmentationConfig(threshold=1.0), rows.mask, entropy=entropy)
     assert units.ids.tolist() == [[0, 0, 1, 1, 1, 2], [0, 1, 2, 2, 2, 2]]
+
+
+def test_a_damaged_entry_costs_a_pass_and_a_line_not_the_run(model, passes, empty_cache):
+    first = response_features(model, ROWS)
+    (entry,) = (empty_cache / "features").iterdir()
+    entry.write_bytes(entry.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="computed anew"):
+        second = response_features(model, ROWS)
+    third = response_features(model, ROWS)
+    assert sum(passes) == 8 and torch.equal(first.entropy, second.entropy) and torch.equal(first.entropy, third.entropy)

@@ -1,0 +1,88 @@
+"""Answers to held-out prompts during a run, read by its sources of reward and by evaluators it never optimizes."""
+
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from policy.minibatches import step_generator
+from policy.monitors import hacking_warning, out_of_patience
+from policy.ppo_run import Run
+from policy.readings import Answered
+from policy.reward_sources import read_rewards
+from policy.rollout import sample_answers
+from policy.samples import sample_rows
+from policy.scoring import cut_units
+from policy.text_metrics import repetition
+
+
+@torch.no_grad()
+def evaluate(run: Run, step: int) -> dict[str, float]:
+    """Answer the evaluation prompts, score the answers, and warn of reward hacking; {} without such prompts.
+
+    Each evaluation draws with the same random numbers, which makes two of them paired.
+    """
+    if not run.eval_prompts:
+        return {}
+    run.show("evaluation")
+    lines = gather_object(_score_own_prompts(run, step))
+    scores = [line["score"] for line in lines]
+    evaluators = {source.name: [line["evaluators"][source.name] for line in lines] for source in run.evaluators}
+    repeated = _mean([line["repetition"] for line in lines])
+    metrics = {"eval/score": _mean(scores), "eval/repetition": repeated}
+    metrics |= {f"eval/{name}": _mean(found) for name, found in evaluators.items()}
+    record = {
+        "step": step, "score": metrics["eval/score"], "scores": scores, "evaluators": evaluators,
+        "repetition": repeated, "metrics": metrics,
+    }  # fmt: skip
+    watched = run.config.metric_for_best_model
+    if run.config.early_stopping_patience is not None and watched not in metrics:
+        raise ValueError(f"--metric_for_best_model {watched}: evaluations have {', '.join(sorted(metrics))}.")
+    run.evaluations.append(record)
+    if run.accelerator.is_main_process:
+        run.directory.append("evaluation.jsonl", record)
+        for line in lines[: run.config.samples_per_step]:
+            run.directory.append("samples.jsonl", line["sample"])
+    run.warn_once("hacking", hacking_warning(run.evaluations))
+    return metrics
+
+
+def _score_own_prompts(run: Run, step: int) -> list[dict[str, Any]]:
+    """Answer and score this process's share of the evaluation prompts."""
+    config, roles, accelerator = run.config, run.roles, run.accelerator
+    own = run.eval_prompts[accelerator.process_index :: accelerator.num_processes]
+    if not own:
+        return []
+    generator = step_generator(config.seed, 0, -2)
+    prompts = [roles.chat.prompt_ids(prompt.messages, prompt.template) for prompt in own]
+    with accelerator.autocast():
+        answers = sample_answers(roles.policy.eval().model, roles.chat, prompts, config.sampling, generator)
+        answered = Answered(own, answers.conversations, answers.texts)
+        units = cut_units(answers.conversations, roles, run.axes.at(step), config, generator)
+        scores = read_rewards(run.sources, config.reward_weights, answered, units, skip_bad=config.skip_bad_rows)
+        judged = {e.name: e.read(answered, units).scores.tolist() for e in run.evaluators}
+    samples = sample_rows(step, "eval", answered, scores, run.sources, roles.chat, len(own))
+    return [
+        {
+            "score": line["score"],
+            "sample": line,
+            "repetition": repetition(answers.conversations.responses[i]),
+            "evaluators": {name: values[i] for name, values in judged.items()},
+        }
+        for i, line in enumerate(samples)
+    ]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def should_stop(run: Run, step: int) -> bool:
+    """Whether held-out answers have long enough not got better."""
+    patience = run.config.early_stopping_patience
+    if patience is None or not run.evaluations or run.evaluations[-1]["step"] != step:
+        return False
+    stops = out_of_patience(run.evaluations, run.config.metric_for_best_model, patience)
+    if stops:
+        run.show(f"stopped: {run.config.metric_for_best_model} no better for {patience} evaluations")
+    return stops

@@ -1,0 +1,142 @@
+"""What a PPO run refuses before anything is loaded."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from policy.ppo_config import PPOConfig
+
+AT_LEAST_ONE = (
+    "rollout_batch_size", "num_samples_per_prompt", "per_device_train_batch_size", "local_rollout_forward_batch_size",
+    "max_tokens_per_batch", "num_ppo_epochs", "num_mini_batches", "max_prompt_length", "eval_steps", "eval_samples",
+    "lora_r", "kl_horizon", "early_stopping_patience",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "total_steps", "kl_coef", "save_steps", "warmup_steps", "samples_per_step", "vf_coef", "critic_warmup_steps",
+)  # fmt: skip
+POSITIVE = (
+    "cliprange", "cliprange_high", "cliprange_value", "reward_clip", "max_grad_norm", "kl_target", "target_kl",
+)  # fmt: skip
+
+
+def check_settings(config: "PPOConfig") -> None:
+    """Refuse values out of range, and settings that contradict each other.
+
+    Raises:
+        ValueError: naming the flag.
+    """
+    if not (config.reward_model_path or config.reward_functions):
+        raise ValueError(
+            "--reward_model_path is missing: name a directory made by `segrew train-rm`, or give --reward_functions."
+        )
+    _ = config.sampling, config.rule_named(config.action_rule)  # refuse their own bad values
+    _check_ranges(config)
+    _check_batches(config)
+    _check_rewards(config)
+    _check_kl(config)
+    _check_estimator(config)
+    n_by_step(config)
+
+
+def _refuse(config: "PPOConfig", name: str, reason: str) -> None:
+    raise ValueError(f"--{name} {getattr(config, name)}: {reason}")
+
+
+def _check_ranges(config: "PPOConfig") -> None:
+    def given(names: tuple[str, ...]) -> list[str]:
+        return [name for name in names if getattr(config, name) is not None]
+
+    for name in given(AT_LEAST_ONE):
+        if getattr(config, name) < 1:
+            _refuse(config, name, "must be at least 1.")
+    for name in given(NOT_NEGATIVE):
+        if getattr(config, name) < 0:
+            _refuse(config, name, "must not be negative.")
+    for name in given(POSITIVE):
+        if getattr(config, name) <= 0:
+            _refuse(config, name, "must be positive.")
+    for name in ("gamma", "lam"):
+        if not 0 <= getattr(config, name) <= 1:
+            _refuse(config, name, "must lie between 0 and 1.")
+    for name in given(("dual_clip", "ratio_threshold")):
+        if getattr(config, name) <= 1:
+            _refuse(config, name, "must be above 1, the ratio of an unchanged policy.")
+
+
+def _check_batches(config: "PPOConfig") -> None:
+    if config.num_mini_batches > config.rollout_batch_size:
+        _refuse(
+            config, "num_mini_batches", f"more parts than --rollout_batch_size {config.rollout_batch_size} has answers."
+        )
+    if config.rollout_batch_size % config.num_samples_per_prompt:
+        _refuse(
+            config, "rollout_batch_size", f"no multiple of --num_samples_per_prompt {config.num_samples_per_prompt}."
+        )
+
+
+def _check_rewards(config: "PPOConfig") -> None:
+    if config.extra_reward_models and not config.reward_model_path:
+        _refuse(config, "extra_reward_models", "the first reward model goes to --reward_model_path.")
+    sources = bool(config.reward_model_path) + len(config.extra_reward_models) + len(config.reward_functions)
+    if config.reward_weights and len(config.reward_weights) != sources:
+        _refuse(config, "reward_weights", f"{len(config.reward_weights)} weights for {sources} sources of reward.")
+    if not config.reward_model_path and config.reward_rule == "terminal":
+        _refuse(
+            config, "reward_rule", "takes a reward model's score, and there is none; leave the flag out: a function "
+            "that returns one number an answer is paid at its end."
+        )  # fmt: skip
+    for name in ("eval_reward_models", "eval_reward_functions", "early_stopping_patience"):
+        if getattr(config, name) and config.eval_dataset is None:
+            _refuse(config, name, "needs held-out prompts; name them with --eval_dataset.")
+    if config.critic_init == "reward_model" and not (config.reward_model_path and config.reward_tokens == "ids"):
+        _refuse(config, "critic_init", "needs a reward model that reads the policy's own ids.")
+
+
+def _check_kl(config: "PPOConfig") -> None:
+    if config.kl_in == "loss" and config.kl_estimator == "k1":
+        _refuse(config, "kl_in", "k1 has no gradient in expectation there; add --kl_estimator k2 (or k3).")
+
+
+def _check_estimator(config: "PPOConfig") -> None:
+    name = config.advantage_estimator
+    if name in ("rloo", "group") and config.num_samples_per_prompt < 2:
+        _refuse(
+            config, "advantage_estimator", "compares answers to one prompt; set --num_samples_per_prompt to 2 or more."
+        )
+    if name != "gae":
+        if config.truncated_answers == "bootstrap":
+            _refuse(config, "truncated_answers", f"takes the critic's value, and the estimator {name} has no critic.")
+        if config.critic_warmup_steps:
+            _refuse(config, "critic_warmup_steps", f"the estimator {name} has no critic.")
+    if config.compat is not None:
+        if config.action_rule not in ("ngram", "response"):
+            _refuse(
+                config, "compat", "the release's other terminations do not run as published; take ngram or response."
+            )
+        if (
+            name != "gae"
+            or config.truncated_answers == "bootstrap"
+            or {config.gamma_scale, config.lambda_scale} != {"unit"}
+        ):
+            _refuse(config, "compat", "the release has gae with one gamma and one lambda a unit, and no bootstrap.")
+        if config.value_scheme != "mean":
+            _refuse(config, "compat", "of the release's value functions only the mean runs; set --value_scheme mean.")
+
+
+def n_by_step(config: "PPOConfig") -> list[tuple[int, int | None]]:
+    """The schedule of --n_schedule as (first step, n), by step; the run's --n where there is none.
+
+    Raises:
+        ValueError: it is not of the form n:step,n:step with a part for step 0, or the action rule has no n.
+    """
+    if config.n_schedule is None:
+        return [(0, config.n)]
+    try:
+        pairs = [part.split(":") for part in config.n_schedule.split(",")]
+        parts = sorted((int(step), int(n)) for n, step in pairs)
+    except ValueError:
+        parts = []
+    if not parts or parts[0][0] != 0 or any(n < 1 for _, n in parts) or len({step for step, _ in parts}) < len(parts):
+        _refuse(config, "n_schedule", "expected n:step,n:step with one part for step 0, such as 10:0,5:100.")
+    if config.action_rule != "ngram":
+        _refuse(config, "n_schedule", f"--action_rule {config.action_rule} has no n; set --action_rule ngram.")
+    return [*parts]

@@ -1,0 +1,147 @@
+"""Where rewards come from: reward models, on the policy's own ids or on its text, and functions; each with a weight."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from policy.ppo_config import PPOConfig
+from policy.readings import Answered, Reading, RewardSource, Scores, Units
+from policy.reward_functions import FunctionReward, load_function
+from policy.roles import Roles, check_same_tokens
+from policy.scoring import Axes, normalizer_of, take
+from policy.text_rewards import TextModelReward
+from reward_models import LocationNormalizer, SegmentRewardModel
+from reward_models.segment_reward_model import Readings
+from segrew.language_models import Conversations, micro_batches
+from segrew.segmentation import Segmentation
+
+
+@dataclass(frozen=True)
+class ModelReward:
+    """A reward model that reads the ids the policy drew.
+
+    Args:
+        terminal: one reward, the model's score, at the end; else one for each of the run's reward units.
+        max_tokens: of one pass, each prompt counted once.
+    """
+
+    name: str
+    model: SegmentRewardModel
+    terminal: bool
+    normalizer: LocationNormalizer | None
+    max_tokens: int
+
+    @torch.no_grad()
+    def read(self, answered: Answered, units: Units) -> Reading:
+        """Read rewards at the run's reward units, and the score at the model's own."""
+        own = units.cuts.get(self.model.segmentation)
+        found = self._read(answered.conversations, units.readings)
+        raw = found.rewards
+        if own is None:
+            scores = self._read_own(answered.conversations, units)
+        else:
+            scores = (found if own is units.readings else self._read(answered.conversations, own)).scores
+        if self.terminal:
+            return Reading(self.name, units.whole, scores[:, None], scores[:, None], scores, "last")
+        rewards = raw if self.normalizer is None else self.normalizer.normalize(raw, units.readings)
+        return Reading(self.name, units.readings, raw, rewards, scores)
+
+    def _read(self, conversations: Conversations, units: Segmentation) -> Readings:
+        rewards = torch.zeros(units.unit_mask.shape, device=units.ids.device)
+        scores = rewards.new_zeros(len(rewards))
+        for rows in micro_batches(conversations, self.max_tokens):
+            part = conversations.select(rows)
+            found = self.model.read(part, take(units, rows, max(part.lengths)))
+            rewards[rows], scores[rows] = found.rewards, found.scores
+        return Readings(rewards, scores)
+
+    def _read_own(self, conversations: Conversations, units: Units) -> Float[Tensor, " b"]:
+        """The score where the model's own rule needs a segmenter that the run does not hold."""
+        scores = torch.zeros(len(conversations), device=units.actions.ids.device)
+        for rows in micro_batches(conversations, self.max_tokens):
+            scores[rows] = self.model.segment_and_read(conversations.select(rows))[1].scores
+        return scores
+
+
+def load_sources(config: PPOConfig, roles: Roles, axes: Axes) -> list[RewardSource]:
+    """Everything that the policy is paid by: the reward model, further ones, functions.
+
+    Raises:
+        ValueError: a model is missing, reads other tokens or lacks a normalizer; a function is not found.
+    """
+    sources: list[RewardSource] = []
+    for path in filter(None, [config.reward_model_path, *config.extra_reward_models]):
+        first = path == config.reward_model_path
+        model = roles.reward_model if first else _load_model(path, roles)
+        assert model is not None
+        if config.reward_tokens == "text":
+            normalizer = None if axes.terminal else normalizer_of(config, path, model, model.segmentation)
+            sources.append(
+                TextModelReward(path, model, roles.chat, axes.terminal, normalizer, config.max_tokens_per_batch)
+            )
+            continue
+        if not first:
+            check_same_tokens(roles.chat, model, path, config.model_name_or_path)
+        normalizer = None if axes.terminal else normalizer_of(config, path, model, axes.rewards)
+        sources.append(ModelReward(path, model, axes.terminal, normalizer, config.max_tokens_per_batch))
+    return sources + [FunctionReward(name, load_function(name), roles.chat) for name in config.reward_functions]
+
+
+def load_evaluators(config: PPOConfig, roles: Roles) -> list[RewardSource]:
+    """What judges evaluation answers and is never optimized; reward models read the answers' text."""
+    models: list[RewardSource] = [
+        TextModelReward(path, _load_model(path, roles), roles.chat, True, None, config.max_tokens_per_batch)
+        for path in config.eval_reward_models
+    ]
+    return models + [FunctionReward(name, load_function(name), roles.chat) for name in config.eval_reward_functions]
+
+
+def _load_model(path: str, roles: Roles) -> SegmentRewardModel:
+    device = next(roles.policy.parameters()).device
+    model = SegmentRewardModel.from_pretrained(Path(path), device=device)
+    model.model.requires_grad_(False)
+    return model
+
+
+def read_rewards(
+    sources: list[RewardSource], weights: list[float], answered: Answered, units: Units, *, skip_bad: bool = False
+) -> Scores:
+    """Let every source read a batch.
+
+    Args:
+        skip_bad: mark answers without a finite reward and give them zeros; else they are an error.
+
+    Raises:
+        ValueError: naming sample and source; nothing has been updated by then.
+    """
+    readings: list[Reading] = []
+    for source in sources:
+        reading = source.read(answered, units)
+        if not readings and isinstance(source, TextModelReward):
+            units = units.read_at(reading.segmentation)
+        readings.append(reading)
+    bad = torch.stack([reading.bad for reading in readings]).any(0)
+    if not skip_bad:
+        for reading in readings:
+            refuse_non_finite(reading, answered.texts)
+    return Scores([reading.without(bad) for reading in readings], weights or [1.0] * len(sources), bad)
+
+
+def refuse_non_finite(reading: Reading, texts: list[str]) -> None:
+    """Stop before a bad reward poisons the mean, the whitening and then the weights.
+
+    Raises:
+        ValueError: naming sample and source.
+    """
+    if reading.bad.any():
+        row = int(reading.bad.nonzero()[0])
+        values = reading.rewards[row]
+        unit = int((~values.isfinite()).nonzero()[0]) if not values.isfinite().all() else 0
+        raise ValueError(
+            f"{reading.source} gave the reward {values[unit].item()} to unit {unit} of sample {row} of this step "
+            f"({texts[row][:60]!r}); nothing was updated. `segrew score` shows what a reward model says of that text; "
+            "--skip_bad_rows true leaves such answers out and counts them."
+        )
