@@ -40,7 +40,7 @@ class CodeReward:
     detail: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CodeExecution:
     """Settings of running the programs that a policy writes; nothing is run without `allow_code_execution`."""
 

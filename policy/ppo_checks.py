@@ -24,6 +24,11 @@ def check_settings(config: "PPOConfig") -> None:
     Raises:
         ValueError: naming the flag.
     """
+    if "code" in config.reward_functions + config.eval_reward_functions and not config.allow_code_execution:
+        raise ValueError(
+            "--reward_functions code: runs the programs that the policy writes; --allow_code_execution true permits "
+            "it, in a sandbox."
+        )
     if not (config.reward_model_path or config.reward_functions):
         raise ValueError(
             "--reward_model_path is missing: name a directory made by `segrew train-rm`, or give --reward_functions."

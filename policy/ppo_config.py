@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from policy.code_rewards import CodeExecution
 from policy.estimators import Compat, Estimator, Whitening
 from policy.kl_control import KLController, KLEstimator, KLPlace
 from policy.losses import Ratio, Reduction
@@ -24,7 +25,7 @@ RewardRule = Literal["terminal", Rule]
 
 
 @dataclass
-class PPOConfig(RuleSettings):
+class PPOConfig(RuleSettings, CodeExecution):
     """PPO at any reward and action granularity."""
 
     # Models
@@ -35,7 +36,8 @@ class PPOConfig(RuleSettings):
     extra_reward_models: list[str] = arg([], help="Further reward models, added with their weights.")
     reward_functions: list[str] = arg(
         [],
-        help="module:function …, called with prompts, completions and the data's columns; see policy/reward_functions.",
+        help="module:function …, called with prompts, completions and the data's columns (see "
+        "policy/reward_functions.py); code: the answers' programs, run on the tests of their problems.",
     )
     reward_weights: list[float] = arg(
         [], help="Of the reward model, the further ones and the functions, in this order; default 1 each."
@@ -184,6 +186,7 @@ class PPOConfig(RuleSettings):
     report_to: str = arg("none", help="tensorboard, wandb or another tracker of accelerate.")
 
     def __post_init__(self) -> None:
+        CodeExecution.__post_init__(self)
         check_settings(self)
 
     @property

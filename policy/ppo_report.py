@@ -51,10 +51,10 @@ def measure(
     names, device = sorted(values), mask.device
     means: Any = run.accelerator.reduce(torch.stack([values[n].float().to(device) for n in names]), reduction="mean")
     metrics = dict(zip(names, means.tolist(), strict=True))
+    metrics |= measure_drift(run, scores)
     metrics["reward/bad_rows"] *= run.accelerator.num_processes
     run.state.bad_rows += int(metrics["reward/bad_rows"])
     metrics |= {"kl/coef": run.state.kl_coef, "policy/skipped_updates": run.state.skipped_updates}
-    metrics |= measure_drift(run, scores)
     metrics |= {f"time/{name}": seconds for name, seconds in run.seconds.items()}
     everyones = metrics["response/length"] * len(mask) * run.accelerator.num_processes
     metrics["tokens_per_second"] = everyones / sum(run.seconds.values())

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from policy.code_rewards import CodeExecution, code_rewards
 from policy.readings import Answered, Reading, Units
 from policy.reward_shaping import Interpolation
 from segrew.chat import ChatFormat
@@ -21,12 +23,17 @@ from segrew.segmentation import Segmentation, segment_by_response, segment_by_to
 OWN_COLUMNS = ("prompts", "completions", "segments", "completion_ids")
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """Import `module:function`; modules of the working directory are found too.
+def load_function(name: str, execution: CodeExecution | None = None) -> Callable[..., Any]:
+    """Import `module:function`; modules of the working directory are found too. `code` runs programs.
+
+    Args:
+        execution: the permission to run programs, and their limits.
 
     Raises:
         ValueError: there is no such module or function.
     """
+    if name == "code":
+        return partial(code_rewards, execution=execution)
     module, _, function = name.partition(":")
     if not module or not function:
         raise ValueError(f"--reward_functions {name}: expected module:function, such as my_rewards:brevity.")

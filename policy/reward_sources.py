@@ -87,7 +87,7 @@ def load_sources(config: PPOConfig, roles: Roles, axes: Axes) -> list[RewardSour
             check_same_tokens(roles.chat, model, path, config.model_name_or_path)
         normalizer = None if axes.terminal else normalizer_of(config, path, model, axes.rewards)
         sources.append(ModelReward(path, model, axes.terminal, normalizer, config.max_tokens_per_batch))
-    return sources + [FunctionReward(name, load_function(name), roles.chat) for name in config.reward_functions]
+    return sources + [FunctionReward(name, load_function(name, config), roles.chat) for name in config.reward_functions]
 
 
 def load_evaluators(config: PPOConfig, roles: Roles) -> list[RewardSource]:
@@ -96,7 +96,9 @@ def load_evaluators(config: PPOConfig, roles: Roles) -> list[RewardSource]:
         TextModelReward(path, _load_model(path, roles), roles.chat, True, None, config.max_tokens_per_batch)
         for path in config.eval_reward_models
     ]
-    return models + [FunctionReward(name, load_function(name), roles.chat) for name in config.eval_reward_functions]
+    return models + [
+        FunctionReward(name, load_function(name, config), roles.chat) for name in config.eval_reward_functions
+    ]
 
 
 def _load_model(path: str, roles: Roles) -> SegmentRewardModel:

@@ -98,8 +98,7 @@ def fit_normalizer(
     reward_model: SegmentRewardModel, data: SegmentedPairs, config: CalibrationConfig
 ) -> tuple[LocationNormalizer, dict[str, Any]]:
     """Read every unit of both answers and fit; beside the normalizer, what `calibration.json` holds."""
-    unit_mask = data.segmentation.unit_mask
-    tokens = config.max_tokens_per_batch
+    tokens, unit_mask = config.max_tokens_per_batch, data.segmentation.unit_mask
     readings = readings_of(reward_model, data, max_tokens=tokens, description="Reading rewards")
     normalizer = LocationNormalizer(
         fingerprint=reward_model.fingerprint,

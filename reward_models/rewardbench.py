@@ -130,7 +130,7 @@ def _chunks(items: Sequence[Item]) -> list[list[Item]]:
 def scoring_settings(
     config: BenchmarkConfig, items: Sequence[Item], reward_model: SegmentRewardModel
 ) -> dict[str, Any]:
-    """Return everything that a score depends on; the size of a pass is no part of it."""
+    """Return everything that a score depends on; the batch size is no part of it."""
     heads = hashlib.sha256()
     for name in ("score", "unit_attention"):
         head: Any = getattr(plain_model(reward_model.model), name, None)

@@ -59,7 +59,8 @@ def test_every_cell_of_the_grid_runs_through_one_loop(settings, reward, reward_r
     rows = lines(path, "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert {key for key in row if not key.startswith("drift/")} - {"units/live_agreement"} == METRICS
+        named = {key for key in row if not key.startswith("drift/")}
+        assert named - {"units/live_agreement"} == METRICS
         assert ("units/live_agreement" in row) == (reward == "entropy")  # a rule that reads a model
         assert all(math.isfinite(value) for value in row.values())
     # The first update: policy and reference are one, old and new are one.
@@ -88,33 +89,6 @@ def test_b26_policy_equal_to_reference_has_kl_zero_and_ratio_one_for_any_batchin
     (row,) = lines(train_policy(config), "metrics.jsonl")
     assert row["kl/k1"] == row["kl/k2"] == row["kl/k3"] == 0.0
     assert row["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
-
-
-def test_drift_from_the_calibrated_rewards_is_logged_and_warned_of_once(settings, tmp_path):
-    """A normalizer whose mean lies far below every reward: the drift metrics are those of the stored samples."""
-    directory = shutil.copytree(settings().reward_model_path, tmp_path / "rm")
-    model = SegmentRewardModel.from_pretrained(directory)
-    model.normalizer = LocationNormalizer.from_parameters(0.0, 0.0, -3.0, 0.5, fingerprint=model.fingerprint)
-    model.normalizer.save(directory / "normalizer.json")
-    config = settings(reward_model_path=str(directory), samples_per_step=6, max_new_tokens=30)
-    with pytest.warns(UserWarning, match=r"left the range .*drift/mean .*segrew calibrate") as caught:
-        path = train_policy(config)
-    assert sum("left the range" in str(w.message) for w in caught) == 1
-    rows = lines(path, "metrics.jsonl")
-    for step, row in enumerate(rows, 1):
-        kept = [s for line in lines(path, "samples.jsonl") if line["step"] == step for s in line["segments"]]
-        z = torch.tensor([(s["reward"] + 3.0) / 0.5 for s in kept])
-        late = torch.tensor([s["location"] > 2 / 3 + 1e-6 for s in kept])
-        assert row["drift/mean"] == pytest.approx(z.mean().item(), abs=1e-4)
-        assert row["drift/spread"] == pytest.approx(z.std(correction=0).item(), abs=1e-4)
-        assert row["drift/mean_late"] == pytest.approx(z[late].mean().item(), abs=1e-4)
-        assert row["drift/far"] == pytest.approx((z.abs() > 4).float().mean().item())
-    assert not any(
-        key.startswith("drift/")
-        for key in lines(
-            train_policy(settings(normalizer="none", total_steps=1, output_dir=str(tmp_path / "none"))), "metrics.jsonl"
-        )[0]
-    )
 
 
 def test_samples_show_what_was_rewarded(settings):
@@ -252,6 +226,33 @@ def test_effective_sampling_settings_are_recorded(settings):
     sampling = json.loads((path / "settings.json").read_text())["sampling"]
     assert sampling["top_k"] == 0 and sampling["top_p"] == 1.0 and sampling["temperature"] == 0.7
     assert sampling["stop_tokens"] == ["<|im_end|>"] and sampling["stop_strings"] == ["\n\n"]
+
+
+def test_drift_from_the_calibrated_rewards_is_logged_and_warned_of_once(settings, tmp_path):
+    """A normalizer whose mean lies far below every reward: the drift metrics are those of the stored samples."""
+    directory = shutil.copytree(settings().reward_model_path, tmp_path / "rm")
+    model = SegmentRewardModel.from_pretrained(directory)
+    model.normalizer = LocationNormalizer.from_parameters(0.0, 0.0, -3.0, 0.5, fingerprint=model.fingerprint)
+    model.normalizer.save(directory / "normalizer.json")
+    config = settings(reward_model_path=str(directory), samples_per_step=6, max_new_tokens=30)
+    with pytest.warns(UserWarning, match=r"left the range .*drift/mean .*segrew calibrate") as caught:
+        path = train_policy(config)
+    assert sum("left the range" in str(w.message) for w in caught) == 1
+    rows = lines(path, "metrics.jsonl")
+    for step, row in enumerate(rows, 1):
+        kept = [s for line in lines(path, "samples.jsonl") if line["step"] == step for s in line["segments"]]
+        z = torch.tensor([(s["reward"] + 3.0) / 0.5 for s in kept])
+        late = torch.tensor([s["location"] > 2 / 3 + 1e-6 for s in kept])
+        assert row["drift/mean"] == pytest.approx(z.mean().item(), abs=1e-4)
+        assert row["drift/spread"] == pytest.approx(z.std(correction=0).item(), abs=1e-4)
+        assert row["drift/mean_late"] == pytest.approx(z[late].mean().item(), abs=1e-4)
+        assert row["drift/far"] == pytest.approx((z.abs() > 4).float().mean().item())
+    assert not any(
+        key.startswith("drift/")
+        for key in lines(
+            train_policy(settings(normalizer="none", total_steps=1, output_dir=str(tmp_path / "none"))), "metrics.jsonl"
+        )[0]
+    )
 
 
 def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):

@@ -91,6 +91,25 @@ def test_functions_alone_reward_with_the_columns_of_the_data(settings, rewards, 
     assert json.loads((path / "settings.json").read_text())["reward_sources"] == [f"{rewards}:level"]
 
 
+def test_programs_are_rewarded_by_running_them_and_only_by_permission(settings, tmp_path):
+    path = tmp_path / "problems.jsonl"
+    tests = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    path.write_text("".join(json.dumps({"prompt": f"Go {k}.", "tests": tests}) + "\n" for k in range(4)))
+    flags = {
+        "reward_model_path": "", "reward_functions": ["code"], "dataset_name": str(path), "total_steps": 1,
+        "advantage_estimator": "rloo", "num_samples_per_prompt": 2, "rollout_batch_size": 4, "samples_per_step": 4,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="allow_code_execution"):
+        settings(**flags)
+    samples = lines(train_policy(settings(**flags, allow_code_execution=True)), "samples.jsonl")
+    for sample in samples:  # what a tiny model babbles is no Python, or prints no 2
+        try:
+            compile(sample["response"], "answer", "exec")
+            assert sample["score"] > -1
+        except (SyntaxError, ValueError):
+            assert sample["score"] == -1
+
+
 def test_sources_add_up_with_their_weights(settings, rewards, reward_dirs):
     names = [f"{rewards}:{name}" for name in ("dense", "by_segment")]
     config = settings(
