@@ -101,15 +101,14 @@ def unit_metrics(experience: Experience, scores: Scores) -> dict[str, Tensor]:
 
 
 def measure_drift(run: Run, scores: Scores) -> dict[str, float]:
-    """How far the first source's rewards are from those that its normalizer was fitted on; {} without one."""
-    normalizer, reading = run.sources[0].normalizer, scores.readings[0]
-    if normalizer is None:
-        return {}
-    moments: Any = run.accelerator.reduce(
-        drift_moments(reading.rewards, normalizer.locations(reading.segmentation)), reduction="sum"
-    )
-    run.warn_once("drift", drift_warning(moments))
-    return drift_metrics(moments)
+    """How far the first normalized source is from what its normalizer was fitted on; {} without one. Warns once."""
+    for source, reading in zip(run.sources, scores.readings, strict=True):
+        if source.normalizer is not None:
+            locations = source.normalizer.locations(reading.segmentation).masked_fill(scores.bad[:, None], 0.0)
+            moments: Any = run.accelerator.reduce(drift_moments(reading.rewards, locations), reduction="sum")
+            run.warn_once("drift", drift_warning(moments))
+            return drift_metrics(moments)
+    return {}
 
 
 def explained_variance(
