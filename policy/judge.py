@@ -125,7 +125,11 @@ def open_run(config: JudgeConfig, rubric: Rubric) -> tuple[RunDirectory, list[di
                     f"{settings[name]}; name a new directory, or replace it with --overwrite_output_dir true."
                 )
     run = RunDirectory.create(
-        config.output_dir, command="judge", config=settings, overwrite=config.overwrite_output_dir, resume=resume
+        config.output_dir,
+        command="judge",
+        config=settings,
+        overwrite=config.overwrite_output_dir,
+        resume=resume or None,
     )
     path = run.path / JUDGMENTS
     done = read_jsonl(path) if path.is_file() else []

@@ -124,4 +124,4 @@ def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None 
     config, options = parse(command, (PPOConfig, DataOptions), argv, defaults=defaults)
     path = train_policy(config, options)
     if PartialState().is_main_process:
-        Console(stderr=True).print(f"The policy is in {path}; `segrew report {path}` shows what it learned.")
+        Console(stderr=True).print(f"The policy is in {path}; `segrew report --run_dirs {path}` shows what it learned.")

@@ -278,7 +278,8 @@ class LocationNormalizer:
             own = self.rule or self.fingerprint or "an unknown rule"
             raise ValueError(
                 f"{source} was calibrated for segmentation {own} but the rewards are read under {rule} "
-                f"(fingerprint {fingerprint}), where typical rewards differ; {NEXT}"
+                f"(fingerprint {fingerprint}), where typical rewards differ; {NEXT} if it was "
+                "retrained, leave --reward_rule out to read it by its own rule, or take --normalizer none"
             )
 
     def _use(self, mode: Mode) -> None:

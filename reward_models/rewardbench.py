@@ -183,7 +183,7 @@ def open_benchmark(
         command="rewardbench",
         config=to_dict(config, options or DataOptions()),
         overwrite=config.overwrite_output_dir,
-        resume=resume,
+        resume=resume or None,
     )
     run.write_json(SETTINGS_FILE, settings)
     rows = read_jsonl(directory / SCORES_FILE) if (directory / SCORES_FILE).is_file() else []

@@ -130,7 +130,7 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
     known = sorted({name[2:] for action in parser._actions for name in action.option_strings if name[:2] == "--"})
 
     def refuse(message: str) -> None:
-        raise ValueError(f"segrew {command}: {message} (`segrew {command} --help` lists every flag)")
+        raise ValueError(f"{message} (`segrew {command} --help` lists every flag)")
 
     parser.error = refuse  # type: ignore[assignment, method-assign]
     path, flags = _split_config_flag(argv)
@@ -143,8 +143,12 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
             refuse(f"unknown setting '{name}'" + (f"; did you mean '{near[0]}'?" if near else "."))
     parser.set_defaults(**(defaults or {}))
     parser.set_defaults(**_turned_off(settings, classes))
-    parsed = parser.parse_args_into_dataclasses(args=_as_flags(settings) + flags, look_for_args_file=False)
-    _check_numbers(parsed)
+    *parsed, stray = parser.parse_args_into_dataclasses(
+        args=_as_flags(settings) + flags, look_for_args_file=False, return_remaining_strings=True
+    )
+    if stray:
+        refuse(f"unexpected '{stray[0]}'; settings are written --name value.")
+    _check_numbers(tuple(parsed))
     return tuple(parsed)
 
 

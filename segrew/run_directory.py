@@ -80,7 +80,7 @@ class RunDirectory:
         command: str,
         config: dict[str, Any],
         overwrite: bool = False,
-        resume: bool = False,
+        resume: bool | None = None,
     ) -> "RunDirectory":
         """Claim `path` for a run and record its settings in `run.json`.
 
@@ -98,8 +98,11 @@ class RunDirectory:
             run.write_json(RUN_FILE, record)
         return run
 
-    def check(self, *, overwrite: bool = False, resume: bool = False) -> bool:
+    def check(self, *, overwrite: bool = False, resume: bool | None = None) -> bool:
         """Return whether the directory holds a run, which the caller may then replace or continue.
+
+        Args:
+            resume: None where the command cannot continue a run.
 
         Long work calls this before it begins, and `create` when it has something to write.
 
@@ -112,9 +115,10 @@ class RunDirectory:
         if used and not (self.path / RUN_FILE).exists():
             raise ValueError(f"--output_dir {self.path} is not empty and holds no run; name a new directory.")
         if used and not (overwrite or resume):
+            again = "" if resume is None else "resume it with --resume_from_checkpoint, "
             raise ValueError(
-                f"--output_dir {self.path} already holds a run; name a new directory, resume it with "
-                "--resume_from_checkpoint, or replace it with --overwrite_output_dir true."
+                f"--output_dir {self.path} already holds a run; name a new directory, {again}or replace it with "
+                "--overwrite_output_dir true."
             )
         return used
 

@@ -37,17 +37,19 @@ class SegmentConfig(RuleFlags):
     max_pairs: int | None = arg(None, help="Use at most so many pairs: the first, or a draw from several sets.")
     max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(0, help="Of the rule random_ngram, and of a draw from several data sets.")
-    output_dir: str = arg("runs/segments", help="Where segments.jsonl and lengths.svg go.")
+    output_dir: str = arg("", help="Where segments.jsonl and lengths.svg go; default runs/segments-RULE.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
         self.segmentation().software()  # refuses what is wrong or not installed
+        self.output_dir = self.output_dir or f"runs/segments-{self.rule}"
 
 
 def main(argv: list[str]) -> None:
     """Run `segrew segment`."""
     config, options = parse("segment", (SegmentConfig, DataOptions), argv)
     console, rule = Console(), config.segmentation()
+    RunDirectory(config.output_dir).check(overwrite=config.overwrite_output_dir)
     limits: dict[str, Any] = {"limit": config.max_pairs, "seed": config.seed}
     loaded = load_preferences(config.dataset_name, config.dataset_split, options, **limits)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)

@@ -244,3 +244,8 @@ def test_every_field_of_every_config_is_read():
     )
     unread = {name: sorted(set(fields) - read) for name, (_, fields) in configs.items() if set(fields) - read}
     assert unread == {}
+
+
+def test_a_stray_word_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"unexpected 'junk'"):
+        parse("train-rm", TRAIN, ["--seed", "3", "junk"])
