@@ -47,6 +47,11 @@ def find_checkpoint(config: PPOConfig, options: DataOptions) -> Path | None:
     if not (path / STATE_FILE).is_file():
         raise ValueError(f"--resume_from_checkpoint {wanted}: {path} is no checkpoint of `segrew ppo`.")
     _check_same_run({**vars(config), **vars(options)}, path)
+    if (run / "run.json").exists() and path.resolve().parent != run.resolve():
+        raise ValueError(
+            f"--resume_from_checkpoint {wanted}: belongs to another run than the one in --output_dir {run}; "
+            "name that run's directory, or a new one."
+        )
     return path
 
 

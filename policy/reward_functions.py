@@ -74,11 +74,20 @@ class FunctionReward:
             ValueError: the number of entries, or the length of one, fits neither the answers, units nor tokens.
         """
         count = len(answered.texts)
-        entries = self.function(
-            prompts=[prompt.messages for prompt in answered.prompts],
-            completions=answered.texts,
-            **self._columns(answered, units.readings),
-        )
+        columns = self._columns(answered, units.readings)
+        try:
+            entries = self.function(
+                prompts=[prompt.messages for prompt in answered.prompts], completions=answered.texts, **columns
+            )
+        except Exception as error:
+            raise ValueError(
+                f"{self.name} raised {type(error).__name__}: {error} (SEGREW_TRACEBACK=1 shows where); nothing was "
+                "updated."
+            ) from error
+        if entries is None or not hasattr(entries, "__iter__"):
+            raise ValueError(
+                f"{self.name} returned {type(entries).__name__}; return a list with one entry for each answer."
+            )
         entries = entries.tolist() if isinstance(entries, Tensor) else list(entries)
         if len(entries) != count:
             raise ValueError(f"{self.name} returned {len(entries)} entries for {count} answers; return one for each.")

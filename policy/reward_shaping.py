@@ -11,7 +11,7 @@ from torch import Tensor
 from policy.kl_control import scaled_kl
 from segrew.advantages import Scale
 from segrew.macro_actions import spread_to_tokens
-from segrew.masking import fill_padding
+from segrew.masking import fill_padding, full_precision
 from segrew.segmentation import Segmentation, segment_by_response
 
 Interpolation = Literal["even", "last", "repeat"]
@@ -30,7 +30,7 @@ def spread_rewards(
     """
     if how == "even":
         width = min(unit_rewards.shape[1], segmentation.size)
-        shares = unit_rewards[:, :width] / segmentation.lengths[:, :width].clamp(min=1)
+        shares = full_precision(unit_rewards[:, :width]) / segmentation.lengths[:, :width].clamp(min=1)
         return spread_to_tokens(shares, segmentation)
     rewards = spread_to_tokens(unit_rewards, segmentation)
     return rewards if how == "repeat" else rewards.masked_fill(~segmentation.last, 0.0)

@@ -44,6 +44,8 @@ class Sampling:
                 f"--temperature {self.temperature}: must be positive. PPO samples its answers, and log-probabilities "
                 "are taken at the temperature of sampling; 1.0 is usual."
             )
+        if any(token < 0 for token in self.stop_token_ids):
+            raise ValueError(f"--stop_token_ids {list(self.stop_token_ids)}: must not be negative.")
         if self.top_k < 0:
             raise ValueError(f"--top_k {self.top_k}: must be positive, or 0 for all tokens.")
         if not 0 < self.top_p <= 1:

@@ -38,6 +38,8 @@ class RewardModelCard:
     versions: dict[str, str] = field(default_factory=versions)
 
     def __post_init__(self) -> None:
+        if self.read_position not in ("end", "content"):
+            raise ValueError(f"unknown read_position {self.read_position!r}: choose end or content")
         if self.segmentation.compat and self.read_position != "end":
             raise ValueError(
                 f"read_position {self.read_position} with compat {self.segmentation.compat}: there the stop token is "

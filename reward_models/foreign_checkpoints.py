@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from reward_models.card import CARD_FILE, RewardModelCard
@@ -29,8 +29,11 @@ def weight_names(directory: Path) -> list[str]:
             return sorted(read_json(directory / index)["weight_map"])
     for single in ("model.safetensors", "adapter_model.safetensors"):
         if (directory / single).is_file():
-            with safe_open(directory / single, "pt") as file:
-                return sorted(file.keys())
+            try:
+                with safe_open(directory / single, "pt") as file:
+                    return sorted(file.keys())
+            except SafetensorError as error:
+                raise ValueError(f"{directory / single}: damaged ({error}); copy or train it again.") from None
     if (directory / "pytorch_model.bin").is_file():
         import torch
 

@@ -1,5 +1,6 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +72,21 @@ class ScoredResponse:
     score: float
     segments: list[Segment]
     cut: tuple[str, ...] = ()
+
+
+def refuse_non_finite(scored: list[ScoredResponse]) -> None:
+    """Stop before scores that are no numbers are written down as results.
+
+    Raises:
+        ValueError: naming the first such response.
+    """
+    for record in scored:
+        if not math.isfinite(record.score):
+            text = "".join(segment.text for segment in record.segments)
+            raise ValueError(
+                f"the reward model gave the score {record.score} to {text[:60]!r}: its weights hold numbers that are "
+                "not finite, or overflow. Restore its files, or train it again."
+            )
 
 
 class SegmentRewardModel:

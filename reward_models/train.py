@@ -191,6 +191,10 @@ def train_reward_model(
     may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     if first:
         run.check(**may)
+    if config.tune == "head" and args.resume_from_checkpoint:
+        raise ValueError(
+            "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
+        )
     checkpoint = None if config.tune == "head" else _checkpoint_of(args)
     repository = claim_repository(args) if args.push_to_hub and first else None
     options, tokenizer = options or DataOptions(), load_tokenizer(config.model_name_or_path)

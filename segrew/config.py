@@ -135,6 +135,10 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
     parser.error = refuse  # type: ignore[assignment, method-assign]
     path, flags = _split_config_flag(argv)
     settings = read_yaml(path) if path else {}
+    many = {name for action in parser._actions if action.nargs in ("+", "*") for name in action.option_strings}
+    for name, value in settings.items():
+        if isinstance(value, list) and f"--{name}" not in many and name in known:
+            refuse(f"--config {path}: {name} takes one value, found a list of {len(value)}.")
     flags = _without_nulls(flags, settings)
     typed = [word.split("=")[0][2:] for word in flags if word.startswith("--")]
     for name in [*settings, *typed]:

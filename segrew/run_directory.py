@@ -89,7 +89,12 @@ class RunDirectory:
         """
         run = cls(path)
         used = run.check(overwrite=overwrite, resume=resume)
+        if used and resume and (before := read_json(run.path / RUN_FILE)["command"]) != command:
+            raise ValueError(
+                f"--output_dir {path} holds a run of `segrew {before}`; `segrew {command}` cannot resume it."
+            )
         if used and not resume:
+            run._refuse_inputs(config)
             shutil.rmtree(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         if not (used and resume):
@@ -121,6 +126,19 @@ class RunDirectory:
                 "--overwrite_output_dir true."
             )
         return used
+
+    def _refuse_inputs(self, config: dict[str, Any]) -> None:
+        """Refuse to delete what the run itself is to read."""
+        for name, value in config.items():
+            if name in ("output_dir", "run_name", "logging_dir"):
+                continue
+            for word in value if isinstance(value, list | tuple) else [value]:
+                is_path = isinstance(word, str) and bool(word) and Path(word).exists()
+                if is_path and Path(word).resolve().is_relative_to(self.path.resolve()):
+                    raise ValueError(
+                        f"--output_dir {self.path} holds --{name} {word}, which this run reads and "
+                        "--overwrite_output_dir would delete; name another --output_dir."
+                    )
 
     def write_json(self, name: str, content: Any) -> None:
         """Write `name` as JSON in one step."""

@@ -129,3 +129,12 @@ def test_a_column_may_not_hide_what_the_run_passes(chat, answered, units):
         source(lambda prompts, completions: [0, 0], chat).read(
             Answered(prompts, answered.conversations, answered.texts), units
         )
+
+
+def test_a_function_that_fails_or_returns_nothing_is_named(chat, answered, units):
+    def broken(prompts, completions):
+        raise KeyError("score")
+
+    for function, reason in ((broken, "raised KeyError: 'score'"), (lambda prompts, completions: None, "NoneType")):
+        with pytest.raises(ValueError, match=reason):
+            source(function, chat).read(answered, units)

@@ -131,3 +131,8 @@ def test_rows_without_actions_are_paid_nothing():
         torch.ones(2, 3), torch.ones(2, 3), actions, torch.tensor([True, False]), kl_coef=1.0, missing_eos_penalty=1.0
     )
     assert shaped.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_shares_are_taken_in_float32_whatever_comes_in():
+    shares = spread_rewards(torch.ones(1, 1, dtype=torch.bfloat16), Segmentation(torch.zeros(1, 7, dtype=torch.int64)))
+    assert shares.dtype == torch.float32 and shares.sum().item() == pytest.approx(1.0, abs=1e-6)

@@ -72,3 +72,10 @@ def test_token_ids_score_like_their_text(build_scorer):
     assert [a.score for a in same.answers] == pytest.approx([a.score for a in pair.answers], abs=1e-6)
     assert items[1].answers == [text, "no"] and with_text(items[0], scorer.chat) is items[0]
     assert [s.text for s in same.answers[0].segments] == [s.text for s in pair.answers[0].segments]
+
+
+def test_a_score_that_is_no_number_is_no_result(build_scorer):
+    scorer = build_scorer("token")
+    scorer.head.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="gave the score nan to"):
+        score_items(scorer, [item_of_pair(PreferencePair([{"role": "user", "content": "hi"}], "yes", "no"))])

@@ -243,3 +243,8 @@ def test_batches_keep_chosen_and_rejected_side_by_side(build_byte_tokenizer):
     assert [chat.decode(row) for row in rows] == ["cccccccc", "d", "aa", "bbb"]
     assert (batch["unit_ids"] >= 0).sum(1).tolist() == [len(row) for row in rows]
     assert batch["unit_ids"].shape[1] == max(map(len, rows))
+
+
+def test_a_head_that_is_fitted_has_no_checkpoint_to_resume(tmp_path, train):
+    with pytest.raises(ValueError, match="--tune head fits its head in one go"):
+        train(tmp_path / "a", tune="head", resume_from_checkpoint="latest")

@@ -249,3 +249,9 @@ def test_every_field_of_every_config_is_read():
 def test_a_stray_word_is_refused_by_name():
     with pytest.raises(ValueError, match=r"unexpected 'junk'"):
         parse("train-rm", TRAIN, ["--seed", "3", "junk"])
+
+
+def test_a_list_for_a_single_value_is_refused_by_name(tmp_path):
+    (tmp_path / "a.yaml").write_text("seed: [1, 2]\n")
+    with pytest.raises(ValueError, match="seed takes one value, found a list of 2"):
+        parse("train-rm", TRAIN, ["--config", str(tmp_path / "a.yaml")])

@@ -24,10 +24,28 @@ def test_an_empty_directory_may_be_claimed(tmp_path):
     assert (create(tmp_path).path / RUN_FILE).exists()
 
 
-def test_another_run_is_refused_with_the_two_ways_out(tmp_path):
+def test_another_run_is_refused_with_the_ways_out(tmp_path):
     create(tmp_path)
-    with pytest.raises(ValueError, match=r"already holds a run.*--resume_from_checkpoint.*--overwrite_output_dir"):
+    with pytest.raises(ValueError, match=r"already holds a run; name a new directory, or replace .*--overwrite_output"):
         create(tmp_path)
+    with pytest.raises(ValueError, match=r"already holds a run.*--resume_from_checkpoint.*--overwrite_output_dir"):
+        create(tmp_path, resume=False)
+
+
+def test_what_a_run_reads_is_not_overwritten_by_it(tmp_path):
+    create(tmp_path / "a")
+    (tmp_path / "a" / "model").mkdir()
+    for value in (str(tmp_path / "a" / "model"), [str(tmp_path / "b"), str(tmp_path / "a")]):
+        config = {"model_name_or_path": value, "output_dir": str(tmp_path / "a"), "seed": 1}
+        with pytest.raises(ValueError, match=r"--model_name_or_path .*would delete"):
+            RunDirectory.create(tmp_path / "a", command="test", config=config, overwrite=True)
+    assert (tmp_path / "a" / "model").is_dir()
+
+
+def test_a_run_of_another_command_is_not_resumed(tmp_path):
+    create(tmp_path)
+    with pytest.raises(ValueError, match=r"holds a run of `segrew test`; `segrew other` cannot resume it"):
+        RunDirectory.create(tmp_path, command="other", config={}, resume=True)
 
 
 def test_overwriting_starts_from_nothing(tmp_path):
