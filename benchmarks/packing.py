@@ -28,12 +28,13 @@ from torch import Tensor
 from reward_models.checkpoints import load_classifier
 from reward_models.losses import preference_loss
 from reward_models.pairs import conversations_of
-from reward_models.segment_reward_model import read_rewards
+from reward_models.reading import read_rewards
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.embedded_model import EMBEDDED_MODEL
+from segrew.encoding import encode_pairs
 from segrew.language_models import Conversations, load_tokenizer, micro_batches, plain_model, response_states, trunk_of
-from segrew.preferences import EMBEDDED_PAIRS, encode_pair, load_preferences
+from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 from segrew.segmentation import Segmentation, segment_by_ngram
 from segrew.tiny_model import make_tiny_model
 
@@ -181,7 +182,7 @@ def load(dataset: str, pairs: int, model_name: str) -> tuple[Any, Conversations]
     kept = load_preferences(dataset, "train").pairs[:pairs]
     torch.manual_seed(0)
     model = load_classifier(model_name, new_head=True, dtype=torch.float32).eval()
-    return model, conversations_of([encode_pair(pair, chat, MAX_LENGTH) for pair in kept])
+    return model, conversations_of(encode_pairs(kept, chat, MAX_LENGTH, keep_identical=True)[1])
 
 
 def main() -> None:
