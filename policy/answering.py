@@ -1,6 +1,5 @@
 """Drawing N answers to every turn of every question, and scoring them."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from policy.best_of import Candidates
 from policy.evaluate import score_tokens
 from policy.rollout import Answers, Sampling, sample_answers
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
 from segrew.chat import ChatFormat, Message
 
 
@@ -102,7 +101,5 @@ class Answerer:
             scored = model.score(prompts, answers.texts, description="Scoring")
         else:
             scored = score_tokens(model, answers.conversations, generator=generator, description="Scoring")
-        for record, text in zip(scored, answers.texts, strict=True):
-            if not math.isfinite(record.score):
-                raise ValueError(f"the reward model gave {record.score} to the answer {text[:60]!r}.")
+        refuse_non_finite(scored)
         return scored
