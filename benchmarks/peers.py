@@ -62,8 +62,8 @@ def alternate(
     """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     environment = os.environ | {
-        "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1",
-        "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
+        "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
     for turn in range(repeats):
         for name, (python, job) in sides.items():

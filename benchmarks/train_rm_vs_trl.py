@@ -220,11 +220,10 @@ def main() -> None:
         "rule", "TRL pairs/s", "segrew pairs/s", "ratio", "of CPU time", "memory of TRL's", "last loss", "target"
     )
     for line in lines:
-        table.add_row(
-            line["rule"], str(line["trl_pairs_per_second"]), str(line["segrew_pairs_per_second"]),
-            f"{line['speedup']}x", f"{line['cpu_time_ratio']}x", str(line["memory_of_trl"]), " / ".join(f"{x:.4f}" for x in line["last_losses"]),
-            f"{line['target']}: {'met' if line['met'] else 'MISSED'}",
-        )  # fmt: skip
+        speeds = (f"{line['trl_pairs_per_second']}", f"{line['segrew_pairs_per_second']}")
+        gains = (f"{line['speedup']}x", f"{line['cpu_time_ratio']}x", f"{line['memory_of_trl']}")
+        last, verdict = " / ".join(f"{x:.4f}" for x in line["last_losses"]), "met" if line["met"] else "MISSED"
+        table.add_row(line["rule"], *speeds, *gains, last, f"{line['target']}: {verdict}")
     Console(width=130).print(table)
     print(f"{job['read']} pairs read; kept by each side: {kept}")
 
