@@ -1,10 +1,10 @@
 """What the benchmarks beside another package share: sides that take turns, each in a process of its own.
 
-A side is this script again, in the peer's environment or in ours. Each repetition is a fresh process, so that its
-peak memory is its own and nothing is warm from the repetition before.
+A side is the benchmark's script again, in the peer's environment or in ours.
 """
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -12,8 +12,9 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,45 +38,75 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
         seconds[key] = seconds.get(key, 0.0) + spent
 
 
-def timed(seconds: dict[str, float], name: str, function: Any) -> Any:
-    """The function, its calls timed: to stand in for it where a package calls it."""
+def timed(seconds: dict[str, float], name: str, owner: Any, attribute: str) -> None:
+    """Time a function where a package calls it, from here on."""
+    function = getattr(owner, attribute)
+    function = getattr(function, "timed", function)  # of an earlier repetition
 
     def call(*args: Any, **options: Any) -> Any:
         with clock(seconds, name):
             return function(*args, **options)
 
-    return call
+    call.timed = function  # type: ignore[attr-defined]
+    setattr(owner, attribute, call)
 
 
-def finish(result: dict[str, Any]) -> None:
-    """Hand a side's result to the process that asked for it."""
-    print("\nRESULT " + json.dumps(result), flush=True)
+def serve(measure: Callable[[dict[str, Any]], dict[str, Any]], job: str) -> None:
+    """Be a side: measure once for each line of standard input, in a fresh folder; print the result as one line.
+
+    The peak of memory starts anew each time.
+    """
+    for _ in sys.stdin:
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        with tempfile.TemporaryDirectory() as output:
+            result = measure(json.loads(job) | {"output": output})
+        print("\nRESULT " + json.dumps(result), flush=True)
 
 
 def alternate(
     script: str, sides: Mapping[str, tuple[str, dict[str, Any]]], repeats: int, threads: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Run each side so often, by turns.
+    """Let each side measure so often, by turns; each is a process of its own, which serves.
 
     Args:
-        sides: name of each side, with its Python and the job that it gets as `--side NAME JSON`.
+        sides: name of each side, with its Python and the job that it gets as `--side NAME JOB`.
     """
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
         "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
-    for turn in range(repeats):
-        for name, (python, job) in sides.items():
-            command = [python, script, "--side", name, json.dumps(job)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-            if done.returncode or not lines:
-                sys.exit(f"side {name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-            results[name].append(json.loads(lines[-1].removeprefix("RESULT ")))
-            shown = {key: value for key, value in results[name][-1].items() if isinstance(value, int | float)}
-            print(f"turn {turn + 1} of {repeats}, {name}: {json.dumps(shown)}", flush=True)
+    with contextlib.ExitStack() as stack:
+        errors = {name: stack.enter_context(tempfile.TemporaryFile("w+")) for name in sides}
+        workers = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [python, script, "--side", name, json.dumps(job)], env=environment, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors[name],
+                )
+            )
+            for name, (python, job) in sides.items()
+        }  # fmt: skip
+        for turn in range(repeats):
+            for name, worker in workers.items():
+                results[name].append(_ask(name, worker, errors[name]))
+                shown = {key: value for key, value in results[name][-1].items() if isinstance(value, int | float)}
+                print(f"turn {turn + 1} of {repeats}, {name}: {json.dumps(shown)}", flush=True)
+        for worker in workers.values():
+            assert worker.stdin is not None
+            worker.stdin.close()
     return results
+
+
+def _ask(name: str, worker: Any, errors: Any) -> dict[str, Any]:
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+    for line in worker.stdout:
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    errors.seek(0)
+    sys.exit(f"side {name} failed:\n{errors.read()[-4000:]}")
 
 
 def median(results: list[dict[str, Any]], field: str) -> float:

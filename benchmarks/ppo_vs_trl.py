@@ -17,13 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import alternate, clock, finish, machine, median, memory_mib, ratio, record, timed, versions
+from peers import alternate, clock, machine, median, memory_mib, ratio, record, serve, timed, versions
 
 MODEL, SEED, LORA = "HuggingFaceTB/SmolLM2-135M-Instruct", 0, 16
 TARGETS = {"lora": 0.5, "full": 0.8}
 
 
-def measure_trl(job: dict[str, Any]) -> None:
+def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -58,38 +58,43 @@ def measure_trl(job: dict[str, Any]) -> None:
         if lora else None,
     )  # fmt: skip
     drawn: list[int] = []
+    generate, run_model = ppo_trainer.batch_generation, ppo_trainer.forward
+    try:
+        ppo_trainer.batch_generation = lambda *a: count_tokens(generate(*a), a[1].shape[1], tokenizer, drawn)
+        timed(seconds, "rollout", ppo_trainer, "batch_generation")
+        timed(seconds, "score and value", ppo_trainer, "get_reward")
+        timed(seconds, "update", trainer.accelerator, "backward")
 
-    def generation(*args: Any) -> Any:
-        found = ppo_trainer_generation(*args)
-        answers = found[0][:, args[1].shape[1] :]
-        ended = (answers == tokenizer.eos_token_id).cumsum(1).bool()
-        drawn.extend(((~ended).sum(1) + ended.any(1)).tolist())
-        return found
+        def passes(*args: Any) -> Any:
+            with clock(seconds, "update" if torch.is_grad_enabled() else "reference"):
+                return run_model(*args)
 
-    def passes(*args: Any) -> Any:
-        with clock(seconds, "update" if torch.is_grad_enabled() else "reference"):
-            return ppo_trainer_forward(*args)
-
-    ppo_trainer_generation, ppo_trainer_forward = ppo_trainer.batch_generation, ppo_trainer.forward
-    ppo_trainer.batch_generation = timed(seconds, "rollout", generation)
-    ppo_trainer.forward = passes
-    ppo_trainer.get_reward = timed(seconds, "score and value", ppo_trainer.get_reward)
-    trainer.accelerator.backward = timed(seconds, "update", trainer.accelerator.backward)
-    with clock(seconds, "step"):
-        trainer.train()
+        ppo_trainer.forward = passes
+        with clock(seconds, "step"):
+            trainer.train()
+    finally:
+        ppo_trainer.batch_generation, ppo_trainer.forward = generate, run_model
     log = next(entry for entry in trainer.state.log_history if "objective/kl" in entry)
     found = {"kl": log["objective/kl"], "score": log["objective/scores"], "answer_tokens": sum(drawn)}
-    finish_side(seconds, before, found, versions("trl", "transformers", "torch"))
+    return result_of(seconds, before, found, versions("trl", "transformers", "torch"))
 
 
-def measure_segrew(job: dict[str, Any]) -> None:
+def count_tokens(found: Any, prompt_width: int, tokenizer: Any, drawn: list[int]) -> Any:
+    """Note how long TRL's answers are, up to and including the stop token."""
+    answers = found[0][:, prompt_width:]
+    ended = (answers == tokenizer.eos_token_id).cumsum(1).bool()
+    drawn.extend(((~ended).sum(1) + ended.any(1)).tolist())
+    return found
+
+
+def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     from policy import ppo
     from policy.ppo_config import PPOConfig
     from segrew.run_directory import read_jsonl
 
     seconds: dict[str, float] = {}
     before = memory_mib("VmRSS")
-    ppo.train_step = timed(seconds, "step", ppo.train_step)
+    timed(seconds, "step", ppo, "train_step")
     config = PPOConfig(
         model_name_or_path=job["model"], reward_model_path=job["reward_model"], dataset_name=job["dataset"],
         output_dir=f"{job['output']}/run", use_peft=job["tune"] == "lora", lora_r=LORA, lora_alpha=2 * LORA,
@@ -103,16 +108,21 @@ def measure_segrew(job: dict[str, Any]) -> None:
     seconds |= {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
     tokens = round(metrics["response/length"] * len(job["prompts"]))
     found = {"kl": metrics["kl/k1"], "score": metrics["reward/score"], "answer_tokens": tokens}
-    finish_side(seconds, before, found, versions("transformers", "torch", "peft"))
+    return result_of(seconds, before, found, versions("transformers", "torch", "peft"))
 
 
-def finish_side(seconds: dict[str, float], before: int, found: dict[str, Any], packages: dict[str, str]) -> None:
+def result_of(
+    seconds: dict[str, float], before: int, found: dict[str, Any], packages: dict[str, str]
+) -> dict[str, Any]:
     peak = memory_mib()
-    finish(
-        {"seconds": seconds["step"], "cpu_seconds": seconds["step_cpu"], "peak_mib": peak - before, "whole_mib": peak}
-        | found
-        | {"parts": {name: round(value, 2) for name, value in seconds.items()}, "versions": packages}
-    )
+    return {
+        "seconds": seconds["step"],
+        "cpu_seconds": seconds["step_cpu"],
+        "peak_mib": peak - before,
+        "whole_mib": peak,
+        "parts": {name: round(value, 2) for name, value in seconds.items()},
+        "versions": packages,
+    } | found
 
 
 def prepare(arguments: argparse.Namespace, model: str, folder: Path) -> dict[str, Any]:
@@ -168,9 +178,7 @@ def main() -> None:
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        side, job = arguments.side[0], json.loads(arguments.side[1])
-        with tempfile.TemporaryDirectory() as output:
-            return measure_trl(job | {"output": output}) if side == "trl" else measure_segrew(job | {"output": output})
+        return serve(measure_trl if arguments.side[0] == "trl" else measure_segrew, arguments.side[1])
     if not arguments.peer_python or not arguments.dataset:
         parser.error("--peer_python and --dataset are needed")
     from rich.console import Console

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import alternate, clock, finish, machine, median, memory_mib, ratio, record, timed, versions
+from peers import alternate, clock, machine, median, memory_mib, ratio, record, serve, timed, versions
 
 MODEL, SEED, LORA = "HuggingFaceTB/SmolLM2-135M-Instruct", 0, 16
 RATES = {"lora": 1e-4, "full": 1e-5}
@@ -36,7 +36,7 @@ def losses(log: list[dict[str, Any]]) -> list[float]:
     return [float(entry["loss"]) for entry in log if "loss" in entry]
 
 
-def measure_trl(job: dict[str, Any]) -> None:
+def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     from datasets import Dataset
     from peft import LoraConfig, TaskType
@@ -66,10 +66,12 @@ def measure_trl(job: dict[str, Any]) -> None:
     with clock(seconds, "train"):
         trainer.train()
     kept = len(trainer.train_dataset)
-    finish_side(job, seconds, kept, losses(trainer.state.log_history), before, versions("trl", "transformers", "torch"))
+    return result_of(
+        job, seconds, kept, losses(trainer.state.log_history), before, versions("trl", "transformers", "torch")
+    )
 
 
-def measure_segrew(job: dict[str, Any]) -> None:
+def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     # An empty cache: what segmentation costs is to be in the figure.
     os.environ["SEGREW_CACHE"] = f"{job['output']}/cache"
     from reward_models import train, train_inputs
@@ -78,8 +80,8 @@ def measure_segrew(job: dict[str, Any]) -> None:
 
     seconds: dict[str, float] = {}
     before = memory_mib("VmRSS")
-    train_inputs.segment_pairs = timed(seconds, "data", train_inputs.segment_pairs)
-    train._train_with_trainer = timed(seconds, "train", train._train_with_trainer)
+    timed(seconds, "data", train_inputs, "segment_pairs")
+    timed(seconds, "train", train, "_train_with_trainer")
     directory = Path(job["output"]) / "run"
     rule: dict[str, Any] = {"target_length": 4.0} if job["rule"] == "entropy" else {}
     config = RewardModelConfig(
@@ -91,21 +93,26 @@ def measure_segrew(job: dict[str, Any]) -> None:
     with clock(seconds, "whole"):
         train.train_reward_model(config, arguments)
     kept = read_json(directory / "evaluation.json")["train_pairs"]
-    finish_side(
+    return result_of(
         job, seconds, kept, losses(read_jsonl(directory / "metrics.jsonl")), before,
         versions("transformers", "torch", "peft") | {"said": read_json(directory / "data.json")},
     )  # fmt: skip
 
 
-def finish_side(
+def result_of(
     job: dict[str, Any], seconds: dict[str, float], kept: int, curve: list[float], before: int, more: dict[str, Any]
-) -> None:
+) -> dict[str, Any]:
     counted = seconds["data"] + seconds["train"]
-    finish(
-        {"pairs_per_second": kept / counted, "seconds": counted, "kept": kept, "peak_mib": memory_mib() - before}
-        | {"cpu_seconds": seconds["data_cpu"] + seconds["train_cpu"]}
-        | {"parts": {name: round(value, 2) for name, value in seconds.items()}, "losses": curve, "more": more}
-    )
+    return {
+        "pairs_per_second": kept / counted,
+        "seconds": counted,
+        "cpu_seconds": seconds["data_cpu"] + seconds["train_cpu"],
+        "kept": kept,
+        "peak_mib": memory_mib() - before,
+        "parts": {name: round(value, 2) for name, value in seconds.items()},
+        "losses": curve,
+        "more": more,
+    }
 
 
 def prepare(arguments: argparse.Namespace, model: str, folder: Path) -> dict[str, Any]:
@@ -175,9 +182,7 @@ def main() -> None:
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        side, job = arguments.side[0], json.loads(arguments.side[1])
-        with tempfile.TemporaryDirectory() as output:
-            return measure_trl(job | {"output": output}) if side == "trl" else measure_segrew(job | {"output": output})
+        return serve(measure_trl if arguments.side[0] == "trl" else measure_segrew, arguments.side[1])
     if not arguments.peer_python or not arguments.dataset:
         parser.error("--peer_python and --dataset are needed")
     from rich.console import Console
