@@ -32,8 +32,10 @@ TEMPLATE = (
 def measure_package(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     from rewardbench import models
+    from rewardbench.constants import EXAMPLE_COUNTS, SUBSET_MAPPING
     from rewardbench.models.pipeline import RewardBenchPipeline
     from rewardbench.rewardbench import Args, rewardbench
+    from rewardbench.utils import calculate_scores_per_section
     from transformers import BatchEncoding
 
     seconds: dict[str, float] = {}
@@ -62,7 +64,12 @@ def measure_package(job: dict[str, Any]) -> dict[str, Any]:
             rewardbench(arguments)
         rows = [json.loads(line) for line in Path("results/model_outputs.jsonl").read_text().splitlines()]
     scores = [[row["scores_chosen"], row["scores_rejected"]] for row in rows]
-    return result_of(job, seconds, scores, before, versions("rewardbench", "transformers", "torch"))
+    won: dict[str, list[int]] = {}
+    for subset, row in zip(job["subsets"], rows, strict=True):
+        won.setdefault(subset, []).append(row["results"])
+    accuracies = {subset: sum(results) / len(results) for subset, results in won.items()}
+    sections = calculate_scores_per_section(EXAMPLE_COUNTS, SUBSET_MAPPING, accuracies)
+    return result_of(sections, seconds, scores, before, versions("rewardbench", "transformers", "torch"))
 
 
 def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
@@ -80,20 +87,26 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
         dtype=job["ours"],
     )  # fmt: skip
     with clock(seconds, "whole"):
-        rewardbench.run_benchmark(config)
+        found = rewardbench.run_benchmark(config)
     rows = read_jsonl(Path(config.output_dir) / rewardbench.SCORES_FILE)
     scores = [[row["score_chosen"], row["score_rejected"]] for row in rows]
-    return result_of(job, seconds, scores, before, versions("transformers", "torch"))
+    sections = {name: entry["accuracy"] for name, entry in found["sections"].items()}
+    return result_of(sections, seconds, scores, before, versions("transformers", "torch"))
 
 
 def result_of(
-    job: dict[str, Any], seconds: dict[str, float], scores: list[list[float]], before: int, packages: dict[str, str]
+    sections: dict[str, float],
+    seconds: dict[str, float],
+    scores: list[list[float]],
+    before: int,
+    packages: dict[str, str],
 ) -> dict[str, Any]:
     return {
         "seconds_per_pair": seconds["score"] / len(scores),
         "cpu_seconds": seconds["score_cpu"],
         "peak_mib": memory_mib() - before,
         "accuracy": sum(a > b for a, b in scores) / len(scores),
+        "sections": sections,
         "parts": {name: round(value, 2) for name, value in seconds.items()},
         "scores": scores,
         "versions": packages,
@@ -139,7 +152,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "reward_model": str(Path(arguments.reward_model or fit_head(folder, arguments.quick)).resolve()),
         "theirs": "float16" if arguments.dtype == "default" else arguments.dtype,
         "ours": "auto" if arguments.dtype == "default" else arguments.dtype,
-        "rows": len(rows),
+        "rows": len(rows), "subsets": [row["subset"] for row in rows],
     }  # fmt: skip
 
 
@@ -187,6 +200,7 @@ def main() -> None:
         "peak_mib": [round(median(side, "peak_mib")) for side in (peer, ours)],
         "parts": [side[0]["parts"] for side in (peer, ours)],
         "accuracies": [side[0]["accuracy"] for side in (peer, ours)],
+        "sections": [side[0]["sections"] for side in (peer, ours)],
         "rows_judged_alike": sum((a > b) == (c > d) for (a, b), (c, d) in pairs),
         "largest_difference_of_a_score": max(abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)),
         "seconds_of_each_turn": {

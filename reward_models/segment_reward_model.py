@@ -243,7 +243,7 @@ class SegmentRewardModel:
         device = next(self.model.parameters()).device
         ended, mask = conversations.ended.to(device), conversations.mask.to(device)
         states = entropy = logprobs = None
-        if statistics is not None and (self.segmentation.needs_model or self.card.trunk_is_segmenter):
+        if self.segmentation.needs_model and statistics is not None:
             logprobs, entropy, *own = (x.to(device) for x in statistics(conversations))
             states = own[0] if own else None
         elif self.segmentation.needs_model:
@@ -356,10 +356,10 @@ class SegmentRewardModel:
         return [scored[place] for place in range(len(conversations))]
 
     def _features(self, conversations: Conversations, max_tokens: int) -> ResponseFeatures | None:
-        """What the frozen segmenter says, where anything needs it; states, which are large, are read but not added."""
-        with_states = self.card.trunk_is_segmenter
-        if not (self.segmentation.needs_model or with_states):
+        """What the frozen segmenter says, where the rule needs it; states, which are large, are read but not added."""
+        if not self.segmentation.needs_model:
             return None
+        with_states = self.card.trunk_is_segmenter
         return response_features(
             self.segmenter(),
             conversations,
