@@ -4,6 +4,7 @@ A side is the benchmark's script again, in the peer's environment or in ours.
 """
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import json
@@ -27,6 +28,12 @@ def memory_mib(field: str = "VmHWM") -> int:
         if line.startswith(field):
             return int(line.split()[1]) // 1024
     raise ValueError(f"/proc/self/status has no {field}; these benchmarks run on Linux.")
+
+
+@functools.cache
+def memory_of_imports() -> int:
+    """What this process held when it first asked: in later repetitions it holds on to what it freed."""
+    return memory_mib("VmRSS")
 
 
 @contextlib.contextmanager

@@ -17,7 +17,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import alternate, clock, machine, median, memory_mib, ratio, record, serve, timed, versions
+from peers import (
+    alternate,
+    clock,
+    machine,
+    median,
+    memory_mib,
+    memory_of_imports,
+    ratio,
+    record,
+    serve,
+    timed,
+    versions,
+)
 
 MODEL, SEED, LORA = "HuggingFaceTB/SmolLM2-135M-Instruct", 0, 16
 TARGETS = {"lora": 0.5, "full": 0.8}
@@ -31,7 +43,7 @@ def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     seconds: dict[str, float] = {}
-    before = memory_mib("VmRSS")
+    before = memory_of_imports()
     set_seed(SEED)
     dtype, lora = getattr(torch, job["dtype"]), job["tune"] == "lora"
     with clock(seconds, "load"):
@@ -93,7 +105,7 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     from segrew.run_directory import read_jsonl
 
     seconds: dict[str, float] = {}
-    before = memory_mib("VmRSS")
+    before = memory_of_imports()
     timed(seconds, "step", ppo, "train_step")
     config = PPOConfig(
         model_name_or_path=job["model"], reward_model_path=job["reward_model"], dataset_name=job["dataset"],

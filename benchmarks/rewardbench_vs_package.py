@@ -18,7 +18,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import alternate, clock, machine, median, memory_mib, ratio, record, serve, timed, versions
+from peers import (
+    alternate,
+    clock,
+    machine,
+    median,
+    memory_mib,
+    memory_of_imports,
+    ratio,
+    record,
+    serve,
+    timed,
+    versions,
+)
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -39,7 +51,7 @@ def measure_package(job: dict[str, Any]) -> dict[str, Any]:
     from transformers import BatchEncoding
 
     seconds: dict[str, float] = {}
-    before = memory_mib("VmRSS")
+    before = memory_of_imports()
     if not torch.cuda.is_available():
         move = getattr(BatchEncoding.to, "original", BatchEncoding.to)
         BatchEncoding.to = lambda self, device, **options: move(self, "cpu" if device == "cuda" else device, **options)
@@ -79,7 +91,7 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
 
     os.environ["SEGREW_CACHE"] = f"{job['output']}/cache"
     seconds: dict[str, float] = {}
-    before = memory_mib("VmRSS")
+    before = memory_of_imports()
     timed(seconds, "load", SegmentRewardModel, "from_pretrained")
     timed(seconds, "score", benchmarks, "score_items")
     config = rewardbench.BenchmarkConfig(

@@ -17,7 +17,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import alternate, clock, machine, median, memory_mib, ratio, record, serve, timed, versions
+from peers import (
+    alternate,
+    clock,
+    machine,
+    median,
+    memory_mib,
+    memory_of_imports,
+    ratio,
+    record,
+    serve,
+    timed,
+    versions,
+)
 
 MODEL, SEED, LORA = "HuggingFaceTB/SmolLM2-135M-Instruct", 0, 16
 RATES = {"lora": 1e-4, "full": 1e-5}
@@ -46,7 +58,7 @@ def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
     from reward_models.checkpoints import load_classifier  # the same new head; the package's own is another draw
 
     seconds: dict[str, float] = {}
-    before = memory_mib("VmRSS")
+    before = memory_of_imports()
     with clock(seconds, "load"):
         set_seed(SEED)
         model = load_classifier(job["model"], new_head=True, dtype=torch.float32)
@@ -79,7 +91,7 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     from segrew.run_directory import read_json, read_jsonl
 
     seconds: dict[str, float] = {}
-    before = memory_mib("VmRSS")
+    before = memory_of_imports()
     timed(seconds, "data", train_inputs, "segment_pairs")
     timed(seconds, "train", train, "_train_with_trainer")
     directory = Path(job["output"]) / "run"
