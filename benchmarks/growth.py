@@ -11,7 +11,6 @@ part of a step may grow with a larger exponent. Times are medians of CPU time, o
 import argparse
 import contextlib
 import functools
-import gc
 import json
 import math
 import statistics
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import clock, machine, memory_mib, timed
+from peers import clock, forget_peak, machine, memory_mib, timed
 from rich.console import Console
 from rich.table import Table
 
@@ -73,8 +72,7 @@ def bare_pass(model: Any, rows: list[list[int]]) -> None:
 
 def measured(function: Callable[[], Any]) -> tuple[float, float]:
     """CPU seconds, and MiB of memory at the peak over what was held before."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     before, begin = memory_mib("VmRSS"), time.process_time()
     function()
     return time.process_time() - begin, float(max(memory_mib() - before, 1))

@@ -4,6 +4,7 @@ A side is the benchmark's script again, in the peer's environment or in ours.
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib.metadata
@@ -28,6 +29,13 @@ def memory_mib(field: str = "VmHWM") -> int:
         if line.startswith(field):
             return int(line.split()[1]) // 1024
     raise ValueError(f"/proc/self/status has no {field}; these benchmarks run on Linux.")
+
+
+def forget_peak() -> None:
+    """Give freed memory back to the system and let the peak start anew."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 @functools.cache
@@ -64,8 +72,7 @@ def serve(measure: Callable[[dict[str, Any]], dict[str, Any]], job: str) -> None
     The peak of memory starts anew each time.
     """
     for _ in sys.stdin:
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")
+        forget_peak()
         with tempfile.TemporaryDirectory() as output:
             result = measure(json.loads(job) | {"output": output})
         print("\nRESULT " + json.dumps(result), flush=True)
