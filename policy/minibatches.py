@@ -7,6 +7,8 @@ import torch
 
 from segrew.language_models import Conversations, micro_batches
 
+FOR_ALL = -3  # instead of a process: what all of them draw alike in a step
+
 
 def step_generator(seed: int, step: int, process: int) -> torch.Generator:
     """All randomness of one step on one process."""

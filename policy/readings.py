@@ -132,8 +132,8 @@ class Scores:
         bad: answers without a finite reward from every source.
     """
 
-    readings: list[Reading]
-    weights: list[float]
+    readings: tuple[Reading, ...]
+    weights: tuple[float, ...]
     bad: Bool[Tensor, " b"]
 
     @property

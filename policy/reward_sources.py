@@ -129,7 +129,7 @@ def read_rewards(
     if not skip_bad:
         for reading in readings:
             refuse_non_finite(reading, answered.texts)
-    return Scores([reading.without(bad) for reading in readings], weights or [1.0] * len(sources), bad)
+    return Scores(tuple(r.without(bad) for r in readings), tuple(weights or [1.0] * len(sources)), bad)
 
 
 def refuse_non_finite(reading: Reading, texts: list[str]) -> None:

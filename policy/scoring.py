@@ -10,6 +10,7 @@ from policy.ppo_config import PPOConfig
 from policy.readings import Units
 from policy.roles import Roles
 from reward_models import LocationNormalizer, SegmentRewardModel
+from segrew import processes
 from segrew.language_models import Conversations
 from segrew.segmentation import Segmentation, SegmentationConfig, segment
 
@@ -127,7 +128,8 @@ def cut_units(
     log-probabilities at temperature 1 and sampling has another.
 
     Args:
-        further: rules to cut by as well; an entropy rule without a threshold takes it from these answers.
+        further: rules to cut by as well; an entropy rule without a threshold takes it from the answers of all
+            processes, each of which then needs some.
     """
     max_tokens = config.max_tokens_per_batch
     ref_logprobs, entropy = roles.reference_statistics(
@@ -145,7 +147,9 @@ def cut_units(
     inputs: dict[str, Any] = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
 
     def cut(rule: SegmentationConfig, ended: torch.Tensor | None) -> Segmentation:
-        return segment(rule.resolve(entropy, mask), mask, **inputs, ended=ended)
+        if rule.rule == "entropy" and rule.threshold is None:
+            rule = rule.resolve(*processes.joined((entropy, mask), entropy.device))
+        return segment(rule, mask, **inputs, ended=ended)
 
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:

@@ -20,7 +20,7 @@ METRICS = {
     "step", "reward/score", "reward/dense_sum", "kl/k1", "kl/k2", "kl/k3", "policy/loss", "policy/clip_fraction",
     "policy/ratio_max", "policy/entropy", "value/loss", "value/explained_variance", "advantage/l2", "return/l2",
     "units/count", "units/length", "response/length", "response/eos_rate", "time/rollout", "time/segment",
-    "time/score", "time/update", "tokens_per_second", "memory/peak_mb",
+    "time/score", "time/wait", "time/update", "tokens_per_second", "memory/peak_mb",
     "kl/answer", "kl/coef", "policy/approx_kl", "policy/kl_loss", "policy/grad_norm", "value/grad_norm",
     "policy/updates", "policy/skipped_updates", "gradient/relative_variance", "reward/bad_rows", "reward/flat_prompts",
     "actions/count", "actions/length", "response/distinct_1", "response/distinct_2", "response/repetition",
