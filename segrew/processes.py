@@ -54,6 +54,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def label(text: str) -> str:
+    """The label of a progress bar where it is to be shown, and none in the other processes."""
+    return text if is_main() else ""
+
+
 def refuse_sharding(command: str) -> None:
     """Refuse a launch that would divide weights over processes where a command divides rows only.
 

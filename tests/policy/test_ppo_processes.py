@@ -1,10 +1,7 @@
 """Two processes over gloo equal one: on the same answers, in everything that is learnt and reported."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +13,6 @@ import policy.ppo as ppo
 from policy.ppo_config import PPOConfig
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = [
-    sys.executable,
-    "-m",
-    "accelerate.commands.launch",
-    "--config_file",
-    f"{ROOT}/configs/accelerate/multi_gpu.yaml",
-]
-LAUNCH += ["--num_processes", "2"]
 PROMPTS = [f"Name {what}." for what in ("a colour", "two rivers", "a", "an old city in Europe", "it", "a tree", "us")]
 # Micro-batches and processes differ, and with them clocks, memory and the noise between micro-batches.
 OWN = ("time/", "memory/", "tokens_per_second", "gradient/relative_variance")
@@ -37,7 +26,7 @@ def brevity(prompts, completions, **_):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, policy_dir, reward_dirs):
+def runs(tmp_path_factory, launch, policy_dir, reward_dirs):
     """Runs of one process, then in one launch of two: the same by name, on the answers that the first ones drew."""
     path, replay = tmp_path_factory.mktemp("processes"), runpy.run_path(str(ROOT / "tests/policy/replay.py"))
     (path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
@@ -71,10 +60,7 @@ def runs(tmp_path_factory, policy_dir, reward_dirs):
         files.append(path / f"{name}.yaml")
         files[-1].write_text(yaml.safe_dump(shared | {"output_dir": f"two/{name}"} | own))
     (path / "answers.json").write_text(json.dumps(answers))
-    done = subprocess.run(
-        [*LAUNCH, str(ROOT / "tests/policy/replay.py"), str(path / "answers.json"), *map(str, files)],
-        capture_output=True, text=True, timeout=300, cwd=path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = launch(path, ROOT / "tests/policy/replay.py", path / "answers.json", *files)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return path
 
