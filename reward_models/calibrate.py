@@ -81,7 +81,7 @@ def calibrate(
     read = processes.joined(read_rewards(reward_model, own, normalizer, config) if own else None, torch.device("cpu"))
     found = fit_normalizer(normalizer, read, config, compat=reward_model.segmentation.compat)
     if not processes.is_main():
-        return normalizer
+        return processes.from_main(normalizer)
     _save(normalizer, directory)
     write_json(directory / CALIBRATION_FILE, found)
     plot_fit(normalizer, directory / "normalizer.svg")
@@ -90,7 +90,7 @@ def calibrate(
     write_records(directory, [record])
     print_fit(normalizer, found, console)
     console.print(f"Normalizer written to {directory / NORMALIZER_FILE}, picture to normalizer.svg")
-    return normalizer
+    return processes.from_main(normalizer)
 
 
 def _load(config: CalibrationConfig, options: DataOptions) -> LoadedPairs:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from reward_models.card import RewardModelCard
 from segrew.aggregation import aggregate, attention_weights
@@ -27,7 +28,7 @@ class Readings:
 
 
 def read_rewards(
-    head: nn.Module,
+    head: Any,
     states: Float[Tensor, "b t d"],
     columns: Int64[Tensor, "b s"],
     unit_mask: Bool[Tensor, "b s"],
@@ -35,7 +36,9 @@ def read_rewards(
     """r_k = w · h at unit k's read column, in float32; 0 in padding (2501.02790, section 3)."""
     index = columns[..., None].expand(-1, -1, states.shape[-1])
     with torch.autocast(states.device.type, enabled=False):
-        rewards = head(states.gather(1, index).float()).squeeze(-1)
+        # FSDP may hold the head in bfloat16 during a pass.
+        bias = None if head.bias is None else head.bias.float()
+        rewards = linear(states.gather(1, index).float(), head.weight.float(), bias).squeeze(-1)
     return rewards.masked_fill(~unit_mask, 0.0)
 
 

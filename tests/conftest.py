@@ -47,9 +47,10 @@ def cache(tmp_path_factory) -> Path:
 def launch() -> Callable:
     """Run a program on two processes, which without a GPU meet over gloo on the CPU."""
 
-    def run(directory: Path, *program: str | Path) -> subprocess.CompletedProcess:
-        config = ROOT / "configs" / "accelerate" / "multi_gpu.yaml"
-        start = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, "--num_processes", "2"]
+    def run(directory: Path, *program: str | Path, config: str = "multi_gpu", **flags) -> subprocess.CompletedProcess:
+        start = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
+        start += ["--config_file", ROOT / "configs" / "accelerate" / f"{config}.yaml"]
+        start += [word for name, value in flags.items() for word in (f"--{name}", value)]
         return subprocess.run(
             [str(word) for word in (*start, "--main_process_port", "0", *program)],
             capture_output=True, text=True, timeout=300, cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)},

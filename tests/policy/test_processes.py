@@ -15,16 +15,18 @@ ROOT = Path(__file__).parents[2]
 def commands(path: Path, policy: Path, pairs: Path) -> list[list[str]]:
     """What is run in `path`, whose reward model is calibrated by it; answers are greedy."""
     flags = {
-        "calibrate": {"dataset_name": pairs, "max_pairs": 7},
         "score": {"dataset_name": pairs, "max_rows": 3, "output_dir": path / "scores"},
+        "calibrate": {"dataset_name": pairs, "max_pairs": 7},
         "rewardbench": {"benchmark": "pairs", "dataset_name": pairs, "output_dir": path / "bench"},
         "generate": {"model_name_or_path": policy, "dataset_name": pairs, "max_rows": 3, "temperature": 0}
         | {"max_new_tokens": 6, "best_of": 1, "model_id": "tiny", "output_dir": path / "answers"},
     }
     found = [[name, "--reward_model", str(path / "rm"), *words(own)] for name, own in flags.items()]
-    # One row for two processes; and a benchmark that stopped after two of its rows.
-    again = flags["rewardbench"] | {"max_per_subset": 1, "output_dir": path / "one_row"}
-    return [*found, ["rewardbench", "--reward_model", str(path / "rm"), *words(again)], found[2]]
+    # One row for two processes; and a run that has stopped after five rows.
+    for name, limit in (("one_row", 1), ("stopped", None)):
+        own = flags["rewardbench"] | {"output_dir": path / name} | ({"max_per_subset": limit} if limit else {})
+        found.append(["rewardbench", "--reward_model", str(path / "rm"), *words(own)])
+    return found
 
 
 def words(flags: dict) -> list[str]:
@@ -39,8 +41,9 @@ def runs(tmp_path_factory, launch, policy_dir, reward_dirs, pairs_file):
         (path / name / "rm" / "normalizer.json").unlink()
     for argv in commands(path / "one", policy_dir, pairs_file)[:-1]:
         assert main(argv) == 0
-    written = commands(path / "two", policy_dir, pairs_file)
-    (path / "commands.json").write_text(json.dumps(written[:-1]))
+    stopped = shutil.copytree(path / "one" / "bench", path / "two" / "stopped") / "scores.jsonl"
+    stopped.write_text("".join(stopped.read_text().splitlines(keepends=True)[:5]))
+    (path / "commands.json").write_text(json.dumps(commands(path / "two", policy_dir, pairs_file)))
     done = launch(path, ROOT / "tests/policy/commands.py", path / "commands.json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return path, done
@@ -86,16 +89,11 @@ def test_results_and_answers_are_alike_and_said_once(runs):
     texts = [[row["response"] for row in read_jsonl(path / of / "answers/scores.jsonl")] for of in ("one", "two")]
     assert len(texts[0]) == 3 and texts[0] == texts[1]
     assert done.stdout.count("Normalizer written") == done.stdout.count("3 answers scored") == 1
-    assert done.stdout.count("Results written") == 2
+    assert done.stdout.count("Results written") == 3
 
 
 @pytest.mark.slow
-def test_a_stopped_benchmark_goes_on_with_two_processes(runs, launch, policy_dir, pairs_file):
-    path, _ = runs
-    scores = path / "two/bench/scores.jsonl"
-    lines = scores.read_text().splitlines(keepends=True)
-    scores.write_text("".join(lines[:5]))
-    (path / "again.json").write_text(json.dumps(commands(path / "two", policy_dir, pairs_file)[-1:]))
-    done = launch(path, ROOT / "tests/policy/commands.py", path / "again.json")
-    assert "5 of 12 rows were scored before" in done.stdout, done.stderr[-4000:]
-    assert read_jsonl(scores) == near([json.loads(line) for line in lines])
+def test_a_stopped_benchmark_goes_on_with_two_processes(runs):
+    path, done = runs
+    assert done.stdout.count("5 of 12 rows were scored before") == 1
+    assert read_jsonl(path / "two/stopped/scores.jsonl") == near(read_jsonl(path / "one/bench/scores.jsonl"))
