@@ -19,6 +19,7 @@ from reward_models.pairs import unit_states
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from reward_models.train_inputs import Prepared, data_records, load_pairs, prepare
+from segrew import processes
 from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.data_options import DataOptions
@@ -195,7 +196,7 @@ def train_reward_model(
     Raises:
         ValueError: the data, the model or the output directory cannot be used; the message says why.
     """
-    first = args.process_index == 0
+    first = processes.is_main()
     console = console or Console(quiet=not first)
     assert args.output_dir is not None
     run = RunDirectory(args.output_dir)
