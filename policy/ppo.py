@@ -112,10 +112,11 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
         values, after = torch.zeros_like(logprobs), None
         if critic is not None:
             critic.eval()
-            (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, tokens)
             if config.truncated_answers == "bootstrap":
-                (after,) = in_micro_batches(lambda part: (critic.after(part),), answers.conversations, tokens)
+                values, after = in_micro_batches(critic.with_after, answers.conversations, tokens)
                 after = after[:, 0].masked_fill(answers.conversations.ended.to(after.device), 0.0)
+            else:
+                (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, tokens)
     return Rollout(answers.conversations, answers.texts, logprobs, entropy, values, after)
 
 

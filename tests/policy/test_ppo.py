@@ -192,7 +192,7 @@ def test_the_critic_learns_and_leaves_reward_model_and_reference_alone(settings,
 def test_dense_reward_moves_the_policy_towards_it(settings, monkeypatch):
     """A reward of 1 for each byte below 64 and −1 above: their share must grow."""
 
-    def read(self, conversations, segmentation):
+    def read(self, conversations, segmentation, outputs):
         ids = conversations.response_ids
         rewards = torch.where(ids < 64, 1.0, -1.0).float().where(segmentation.mask, torch.tensor(0.0))
         return Readings(rewards, rewards.sum(1) / segmentation.counts)
@@ -258,8 +258,8 @@ def test_drift_from_the_calibrated_rewards_is_logged_and_warned_of_once(settings
 def test_b23_a_bad_reward_stops_before_any_update(settings, monkeypatch):
     read = SegmentRewardModel.read
 
-    def broken(self, conversations, segmentation):
-        readings = read(self, conversations, segmentation)
+    def broken(self, conversations, segmentation, outputs):
+        readings = read(self, conversations, segmentation, outputs)
         readings.rewards[0, 0] = float("nan")
         return readings
 
