@@ -17,7 +17,7 @@ from torch import nn
 from transformers import get_scheduler
 
 from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, save_checkpoint
-from policy.memory import estimate_memory, print_memory
+from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
 from policy.reward_sources import load_evaluators, load_sources
@@ -76,6 +76,8 @@ class Run:
         self.show(name)
         start = time.perf_counter()
         yield
+        if self.accelerator.device.type != "cpu":
+            torch.accelerator.synchronize()  # what was only queued belongs to this part
         self.seconds[name] = time.perf_counter() - start
 
 
@@ -192,7 +194,7 @@ def _announce(
     console: Console,
 ) -> None:
     """Print and record what is in force: sources, axes, sampling."""
-    sampling = config.sampling.effective(roles.chat)
+    sampling, weights = config.sampling.effective(roles.chat), count_by_role(roles.models())
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
     normalizer = axes.normalizer.mode if axes.normalizer else "none"
     directory.write_json(
@@ -206,8 +208,11 @@ def _announce(
             "sampling": sampling,
             "prompts": kept,
             "own_segmenter_pass": roles.segmenter is not None,
+            "read_in_the_reference_pass": list(roles.readers),
+            "weights": weights,
         },
     )
+    print_roles(weights, console)
     read = "text" if config.reward_tokens == "text" else "token ids"
     console.print(
         f"paid by {', '.join(source.name for source in sources)} (reward models read {read})", highlight=False

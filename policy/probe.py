@@ -87,8 +87,7 @@ def experiences_of(run: Run, rules: dict[str, SegmentationConfig]) -> tuple[Roll
     config, step = run.config, run.config.critic_warmup_steps + 1
     generator = step_generator(config.seed, step, run.accelerator.process_index)
     positions = positions_of(run, step)
-    with run.clock("rollout"):
-        rollout = sample(run, positions, generator)
+    rollout = sample(run, positions, generator)
     with run.clock("score"), torch.no_grad(), run.accelerator.autocast():
         axes = run.axes.at(step)
         units = cut_units(rollout.conversations, run.roles, axes, config, generator, further=tuple(rules.values()))

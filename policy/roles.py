@@ -104,6 +104,17 @@ class Roles:
     fingerprint: str
     readers: dict[str, SegmentRewardModel] = field(default_factory=dict)
 
+    def models(self) -> dict[str, nn.Module]:
+        """Every model by its role."""
+        models = {
+            "reference": self.reference,
+            "policy": self.policy,
+            "critic": self.critic,
+            "reward model": self.reward_model and self.reward_model.model,
+            "segmenter": self.segmenter,
+        }
+        return {role: model for role, model in models.items() if model is not None}
+
     def read_along(self, name: str, model: SegmentRewardModel) -> None:
         """Let a reward model whose trunk is the reference read its rewards in the reference's own pass."""
         if model.card.trunk_is_segmenter and model.segmenter_fingerprint == self.fingerprint:

@@ -20,7 +20,8 @@ METRICS = {
     "step", "reward/score", "reward/dense_sum", "kl/k1", "kl/k2", "kl/k3", "policy/loss", "policy/clip_fraction",
     "policy/ratio_max", "policy/entropy", "value/loss", "value/explained_variance", "advantage/l2", "return/l2",
     "units/count", "units/length", "response/length", "response/eos_rate", "time/rollout", "time/segment",
-    "time/score", "time/update", "tokens_per_second", "memory/peak_mb",
+    "time/score", "time/update", "time/logprobs", "time/values", "time/advantages", "tokens_per_second",
+    "memory/peak_mb",
     "kl/answer", "kl/coef", "policy/approx_kl", "policy/kl_loss", "policy/grad_norm", "value/grad_norm",
     "policy/updates", "policy/skipped_updates", "gradient/relative_variance", "reward/bad_rows", "reward/flat_prompts",
     "actions/count", "actions/length", "response/distinct_1", "response/distinct_2", "response/repetition",
@@ -108,10 +109,11 @@ def test_samples_show_what_was_rewarded(settings):
 
 def test_micro_batch_size_changes_nothing(settings, tmp_path):
     results = []
-    for size in (1, 6):
+    for size, tokens in ((6, 1), (6, None)):
         config = settings(
-            per_device_train_batch_size=size, num_mini_batches=2, num_ppo_epochs=2, output_dir=str(tmp_path / f"{size}")
-        )
+            per_device_train_batch_size=size, train_tokens_per_batch=tokens, num_mini_batches=2, num_ppo_epochs=2,
+            output_dir=str(tmp_path / f"{tokens}"),
+        )  # fmt: skip
         path = train_policy(config)
         results.append((repeatable(lines(path, "metrics.jsonl")), load_file(path / "model.safetensors")))
     (small, small_weights), (large, large_weights) = results
