@@ -20,7 +20,7 @@ from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoi
 from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
-from policy.reward_sources import load_evaluators, load_sources
+from policy.reward_sources import load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
 from policy.run_state import RunState
 from policy.scoring import Axes
@@ -110,7 +110,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     if accelerator.is_main_process:
         RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
         _record(directory.path, loaded, encoded, console)
-        _announce(directory, config, roles, axes, sources, len(kept), console)
+        _announce(directory, config, roles, axes, sources, evaluators, len(kept), console)
         if config.sampling.warning:
             warnings.warn(config.sampling.warning, stacklevel=2)
     accelerator.wait_for_everyone()
@@ -190,11 +190,15 @@ def _announce(
     roles: Roles,
     axes: Axes,
     sources: list[RewardSource],
+    evaluators: list[RewardSource],
     kept: int,
     console: Console,
 ) -> None:
     """Print and record what is in force: sources, axes, sampling."""
-    sampling, weights = config.sampling.effective(roles.chat), count_by_role(roles.models())
+    sampling, weights = (
+        config.sampling.effective(roles.chat),
+        count_by_role(roles.models() | models_of([*sources, *evaluators])),
+    )
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
     normalizer = axes.normalizer.mode if axes.normalizer else "none"
     directory.write_json(
@@ -264,7 +268,7 @@ def finish_run(run: Run) -> Path:
     path = run.directory.path
     if run.accelerator.is_main_process:
         model: Any = run.roles.policy.model
-        if run.config.use_peft:
+        if run.config.use_peft:  # into the base that other roles share: the last thing that is done with it
             model = model.merge_and_unload()
         model.save_pretrained(path)
         run.roles.chat.tokenizer.save_pretrained(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from policy.backbone import hold_once
 from policy.ppo_config import PPOConfig
@@ -94,6 +94,11 @@ def load_evaluators(config: PPOConfig, roles: Roles) -> list[RewardSource]:
     return models + [
         FunctionReward(name, load_function(name, config), roles.chat) for name in config.eval_reward_functions
     ]
+
+
+def models_of(sources: list[RewardSource]) -> dict[str, nn.Module]:
+    """The reward models of sources, by name."""
+    return {s.name: s.model.model for s in sources if isinstance(s, ModelReward | TextModelReward)}
 
 
 def _load_model(path: str, roles: Roles) -> SegmentRewardModel:

@@ -105,14 +105,10 @@ class Roles:
     readers: dict[str, SegmentRewardModel] = field(default_factory=dict)
 
     def models(self) -> dict[str, nn.Module]:
-        """Every model by its role."""
+        """Every model but the reward models, by its role."""
         models = {
-            "reference": self.reference,
-            "policy": self.policy,
-            "critic": self.critic,
-            "reward model": self.reward_model and self.reward_model.model,
-            "segmenter": self.segmenter,
-        }
+            "reference": self.reference, "policy": self.policy, "critic": self.critic, "segmenter": self.segmenter
+        }  # fmt: skip
         return {role: model for role, model in models.items() if model is not None}
 
     def read_along(self, name: str, model: SegmentRewardModel) -> None:

@@ -149,7 +149,7 @@ def test_four_roles_on_one_base_give_the_numbers_of_four_models(policy_dir, sft_
     close(roles.reward_model.read(CONVERSATIONS, units).rewards, own.read(CONVERSATIONS, units).rewards)
 
     held, everyone = (
-        weights_held(roles.models().values()),
+        weights_held([*roles.models().values(), roles.reward_model.model]),
         5 if from_adapter else 4,
     )  # with the segmenter, the bare base
     for name, weight in trunk_of(roles.policy.model).named_parameters():
