@@ -49,7 +49,9 @@ def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
         for step in range(done + 1, config.total_steps + 1):
             metrics = train_step(run, step)
             if step % config.eval_steps == 0 or step == config.total_steps:
-                metrics |= evaluate(run, step)
+                with run.clock("evaluation"):
+                    metrics |= evaluate(run, step)
+                metrics["time/evaluation"] = run.seconds["evaluation"]
             report(run, metrics)
             if config.save_steps and step % config.save_steps == 0:
                 save_run(run, step)
@@ -63,8 +65,10 @@ def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
 def train_step(run: Run, step: int) -> dict[str, int | float]:
     """One PPO step: sample, cut, score, densify, advantages, update."""
     config, positions = run.config, positions_of(run, step)
+    run.seconds.clear()
     rollout, units, scores = collect(run, step, positions)
-    experience = densify(config, rollout, units, scores, run.state.kl_coef)
+    with run.clock("advantages"):
+        experience = densify(config, rollout, units, scores, run.state.kl_coef)
     with run.clock("update"):
         order = step_generator(config.seed, step, FOR_ALL)
         stats = update(run, rollout, experience, order, warming_up=step <= config.critic_warmup_steps)
@@ -102,8 +106,7 @@ def collect(
     config, own, found = run.config, processes.share(positions, run.config.num_samples_per_prompt), None
     if own:
         generator = step_generator(config.seed, step, processes.rank())
-        with run.clock("rollout"):
-            rollout = sample(run, own, generator)
+        rollout = sample(run, own, generator)
         answered = Answered([run.prompts[i] for i in own], rollout.conversations, rollout.texts)
         with run.clock("segment"), run.accelerator.autocast():
             units = cut_units(rollout.conversations, run.roles, run.axes.at(step), config, generator, further)
@@ -120,19 +123,23 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
     config, roles = run.config, run.roles
     policy, critic = roles.policy.eval(), roles.critic
     prompts = [run.prompt_ids[i] for i in positions]
-    with run.accelerator.autocast():
+    tokens = config.max_tokens_per_batch
+    with run.clock("rollout"), run.accelerator.autocast():
         answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator)
-        tokens = config.max_tokens_per_batch
+    conversations = answers.conversations
+    with run.clock("logprobs"), run.accelerator.autocast():
         read = partial(policy, temperature=config.temperature)
-        logprobs, entropy = in_micro_batches(read, answers.conversations, tokens)
-        values, after = torch.zeros_like(logprobs), None
-        if critic is not None:
+        logprobs, entropy = in_micro_batches(read, conversations, tokens)
+    values, after = torch.zeros_like(logprobs), None
+    if critic is not None:
+        with run.clock("values"), run.accelerator.autocast():
             critic.eval()
-            (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, tokens)
             if config.truncated_answers == "bootstrap":
-                (after,) = in_micro_batches(lambda part: (critic.after(part),), answers.conversations, tokens)
-                after = after[:, 0].masked_fill(answers.conversations.ended.to(after.device), 0.0)
-    return Rollout(answers.conversations, answers.texts, logprobs, entropy, values, after)
+                values, after = in_micro_batches(critic.with_after, conversations, tokens)
+                after = after[:, 0].masked_fill(conversations.ended.to(after.device), 0.0)
+            else:
+                (values,) = in_micro_batches(lambda part: (critic(part),), conversations, tokens)
+    return Rollout(conversations, answers.texts, logprobs, entropy, values, after)
 
 
 def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None = None) -> None:

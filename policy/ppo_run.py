@@ -17,10 +17,10 @@ from torch import nn
 from transformers import get_scheduler
 
 from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, save_checkpoint
-from policy.memory import estimate_memory, print_memory
+from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
-from policy.reward_sources import load_evaluators, load_sources
+from policy.reward_sources import load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
 from policy.run_state import RunState
 from policy.scoring import Axes
@@ -73,6 +73,8 @@ class Run:
         self.show(name)
         start = time.perf_counter()
         yield
+        if self.accelerator.device.type != "cpu":
+            torch.accelerator.synchronize()  # what was only queued belongs to this part
         self.seconds[name] = time.perf_counter() - start
 
 
@@ -100,7 +102,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     if processes.is_main():
         RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
         _record(directory.path, loaded, encoded, console)
-        _announce(directory, config, roles, axes, sources, len(kept), console)
+        _announce(directory, config, roles, axes, sources, evaluators, len(kept), console)
         if config.sampling.warning:
             warnings.warn(config.sampling.warning, stacklevel=2)
     processes.wait()
@@ -185,11 +187,15 @@ def _announce(
     roles: Roles,
     axes: Axes,
     sources: list[RewardSource],
+    evaluators: list[RewardSource],
     kept: int,
     console: Console,
 ) -> None:
     """Print and record what is in force: sources, axes, sampling."""
-    sampling = config.sampling.effective(roles.chat)
+    sampling, weights = (
+        config.sampling.effective(roles.chat),
+        count_by_role(roles.models() | models_of([*sources, *evaluators])),
+    )
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
     normalizer = axes.normalizer.mode if axes.normalizer else "none"
     directory.write_json(
@@ -203,8 +209,11 @@ def _announce(
             "sampling": sampling,
             "prompts": kept,
             "own_segmenter_pass": roles.segmenter is not None,
+            "read_in_the_reference_pass": list(roles.readers),
+            "weights": weights,
         },
     )
+    print_roles(weights, console)
     read = "text" if config.reward_tokens == "text" else "token ids"
     console.print(
         f"paid by {', '.join(source.name for source in sources)} (reward models read {read})", highlight=False
@@ -256,7 +265,7 @@ def finish_run(run: Run) -> Path:
     path = run.directory.path
     if processes.is_main():
         model: Any = run.roles.policy.model
-        if run.config.use_peft:
+        if run.config.use_peft:  # into the base that other roles share: the last thing that is done with it
             model = model.merge_and_unload()
         model.save_pretrained(path)
         run.roles.chat.tokenizer.save_pretrained(path)

@@ -1,6 +1,7 @@
 """The optimizer steps of one batch of rollouts: losses, early stop of the inner epochs, gradients that are checked."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ def update(
         num_epochs=config.num_ppo_epochs,
         num_mini_batches=config.num_mini_batches,
         generator=generator,
+        group=config.num_samples_per_prompt,
     ):
         sizes = batch_sizes(experience.units.actions, rows)
         if not sizes["token"]:
@@ -94,17 +96,20 @@ def accumulate(
     Each process takes its share of the micro-batches. Losses are divided by the sizes of the whole mini-batch, so
     that gradients and statistics add up.
     """
+    config, tokens_of = run.config, experience.units.actions.mask.sum(1)
     totals: dict[str, Any] = defaultdict(lambda: torch.zeros((), device=run.accelerator.device))
     ratio_max = torch.zeros((), device=run.accelerator.device)
     noise.begin()
-    at_most = min(run.config.per_device_train_batch_size, -(-len(rows) // processes.count()))
-    for part in processes.deal(list(micro_batches_of(rows, rollout.conversations, at_most))):
-        loss, stats, share = losses(run, rollout, experience, part, sizes, warming_up=warming_up)
-        run.accelerator.backward(loss)
-        noise.observe(share)
-        ratio_max = torch.maximum(ratio_max, stats.pop("policy/ratio_max"))
-        for name, value in stats.items():
-            totals[name] += value
+    at_most = min(config.per_device_train_batch_size, -(-len(rows) // processes.count()))
+    parts = micro_batches_of(rows, rollout.conversations, at_most, config.train_tokens_per_batch)
+    for part in processes.deal(list(parts)):
+        for loss, stats in losses(run, rollout, experience, part, sizes, warming_up=warming_up):
+            if loss.requires_grad:
+                run.accelerator.backward(loss)
+            ratio_max = torch.maximum(ratio_max, stats.pop("policy/ratio_max", ratio_max))
+            for name, value in stats.items():
+                totals[name] += value
+        noise.observe(tokens_of[part].sum() / sizes["token"])
     processes.sum_gradients([p for group in run.optimizer.param_groups for p in group["params"]])
     sums = processes.reduce(torch.stack([totals[name].detach() for name in ADDITIVE]))
     return dict(zip(ADDITIVE, sums, strict=True)), processes.reduce(ratio_max, "max")
@@ -125,8 +130,11 @@ def losses(
     sizes: dict[str, float],
     *,
     warming_up: bool = False,
-) -> tuple[Float[Tensor, ""], Stats, Float[Tensor, ""]]:
-    """Loss of one micro-batch, its additive share of the mini-batch's statistics, and its share of the tokens."""
+) -> Iterator[tuple[Float[Tensor, ""], Stats]]:
+    """Yield the policy's loss of one micro-batch, then the critic's, each with its share of the statistics.
+
+    The critic runs only when the next loss is asked for: taken back one by one, the two graphs are never held at once.
+    """
     config, part = run.config, rollout.conversations.select(rows)
     width = max(part.lengths)
     actions = take(experience.units.actions, rows, width)
@@ -156,11 +164,10 @@ def losses(
         charged = run.state.kl_coef * scaled_kl(kl, actions, config.kl_scale).sum() / sizes["token"]
         loss = loss + charged
         shared["policy/kl_loss"] = charged.detach()
+    yield loss, shared
     if run.critic is not None:
         on_values = critic_loss(run, rollout, experience, rows, actions, sizes)
-        loss = loss + config.vf_coef * on_values
-        shared["value/loss"] = on_values.detach()
-    return loss, shared, share
+        yield config.vf_coef * on_values, {"value/loss": on_values.detach()}
 
 
 def critic_loss(
@@ -215,7 +222,8 @@ def find_bad_row(run: Run, rollout: Rollout, experience: Experience, rows: list[
     sizes = dict.fromkeys(("token", "sequence", "unit"), 1.0)
     for row in rows:
         run.optimizer.zero_grad()
-        losses(run, rollout, experience, [row], sizes)[0].backward()
+        for loss, _ in losses(run, rollout, experience, [row], sizes):
+            loss.backward()
         if not all(p.grad is None or p.grad.isfinite().all() for p in trained):
             return row
     return None

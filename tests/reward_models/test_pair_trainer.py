@@ -26,7 +26,7 @@ from reward_models.card import RewardModelCard
 from reward_models.checkpoints import load_classifier
 from reward_models.pair_trainer import PairTrainer, collate, scores_as_forward
 from reward_models.pairs import segment_pairs
-from reward_models.reading import read_rewards
+from reward_models.reading import read_head
 from segrew.chat import ChatFormat
 from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.preferences import load_preferences
@@ -50,8 +50,8 @@ def scores_of(model, pairs) -> list[tuple[float, float]]:
 def test_bfloat16_computes_the_trunk_in_bfloat16_and_the_head_in_float32(tmp_path, train, monkeypatch):
     seen = {}
 
-    def spied(head, states, *rest):
-        rewards = read_rewards(head, states, *rest)
+    def spied(head, states):
+        rewards = read_head(head, states)
         seen["head"] = rewards.dtype
         return rewards
 
@@ -61,7 +61,7 @@ def test_bfloat16_computes_the_trunk_in_bfloat16_and_the_head_in_float32(tmp_pat
         layer.register_forward_hook(lambda module, inputs, output: seen.update(layer=output.dtype))
         return model
 
-    monkeypatch.setattr("reward_models.reading.read_rewards", spied)
+    monkeypatch.setattr("reward_models.reading.read_head", spied)
     monkeypatch.setattr("reward_models.train.load_classifier", model_of)
     logged = {}
     for bf16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
