@@ -36,6 +36,10 @@ from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
 
 
+def _say_nothing(text: str) -> None:
+    """What processes but the first have to show."""
+
+
 @dataclass
 class Run:
     """Everything that lives as long as the run."""
@@ -57,7 +61,7 @@ class Run:
     prompt_ids: list[list[int]]
     eval_prompts: list[Prompt]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    show: Callable[[str], None] = print
+    show: Callable[[str], None] = field(default_factory=lambda: print if processes.is_main() else _say_nothing)
     seconds: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
