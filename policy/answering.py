@@ -3,14 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from policy.answer_files import Question
 from policy.best_of import Candidates
 from policy.evaluate import score_tokens
-from policy.room import check_room
 from policy.rollout import Answers, Sampling, sample_answers
+from policy.room import check_room
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
 from segrew.chat import ChatFormat, Message

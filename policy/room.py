@@ -20,7 +20,5 @@ def check_room(model: nn.Module, needed: Iterable[tuple[str, int]], *, name: str
     """
     (where, most), limit = max(needed, key=itemgetter(1)), context_length(model)
     if limit is not None and most > limit:
-        raise ValueError(
-            f"{where}: needs up to {most} tokens with its answers, {name}'s context has {limit}; {remedy}"
-        )
+        raise ValueError(f"{where}: needs up to {most} tokens with its answers, {name}'s context has {limit}; {remedy}")
     return most

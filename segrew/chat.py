@@ -122,9 +122,7 @@ class ChatFormat:
             stacklevel=2,
         )
 
-    def render(
-        self, messages: list[Message], template: dict[str, Any] | None = None, *, answered: bool = False
-    ) -> str:
+    def render(self, messages: list[Message], template: dict[str, Any] | None = None, *, answered: bool = False) -> str:
         """Return the text of a prompt up to where the assistant begins to speak.
 
         Args:
