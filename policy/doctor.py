@@ -3,12 +3,12 @@
 import json
 import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -78,7 +78,8 @@ CHECKS: dict[str, dict[str, Callable[..., Finding]]] = {
     },
 }
 STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "fault": "bold red", "skipped": "dim"}
-_OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("segrew", "reward_models", "policy"))
+# Not ours to tell of; torch's decorators stand between a function of ours that warns and its caller.
+_LIBRARIES = re.compile(r"/site-packages/(?!torch/utils/_contextlib|jaxtyping/|beartype/)")
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def diagnose(subject: Subject, check: Callable[..., Finding]) -> Finding:
             found = Finding("skipped", str(reason))
         except (ValueError, OSError) as error:
             found = Finding("fault", "refused", None, " ".join(str(error).split()))
-    said = [str(w.message) for w in caught if w.category is UserWarning and w.filename.startswith(_OURS)]
+    said = [str(w.message) for w in caught if w.category is UserWarning and not _LIBRARIES.search(w.filename)]
     if said and found.status == "ok":
         found = Finding("warning", found.measured, found.value, " ".join(dict.fromkeys(said)))
     return found
@@ -141,7 +142,7 @@ def table_of(results: list[Result]) -> Table:
 
 def record_of(config: DoctorConfig, results: list[Result]) -> dict[str, Any]:
     """The findings as plain data, numbers that JSON does not know as None."""
-    rows = [asdict(result) for result in results]
+    rows = [{"name": result.name, "group": result.group} | asdict(result) for result in results]
     for row in rows:
         if isinstance(row["value"], float) and not math.isfinite(row["value"]):
             row["value"] = None

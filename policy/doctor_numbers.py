@@ -13,17 +13,22 @@ from policy.losses import kl_estimates
 from policy.roles import Roles, TokenPolicy, disable_dropout
 from policy.rollout import Answers, Sampling, in_micro_batches, sample_answers
 from segrew.chat import ChatFormat
-from segrew.language_models import TOKENS_PER_BATCH, Conversations, best_dtype, plain_model, response_states
+from segrew.language_models import (
+    TOKENS_PER_BATCH,
+    Conversations,
+    best_dtype,
+    context_length,
+    plain_model,
+    response_states,
+)
 
 SAME = 1e-4  # of float32 in another order of summation, for numbers of size 1
 NATS = 0.1  # mean error of a log-probability in 16 bits above which ratios and KL are more noise than signal
 SPREAD = 0.1  # the same of a reward, in standard deviations
 DRAWN = 16  # tokens of each answer that is drawn
 
-Rows = list[Float[Tensor, " t"]]
 
-
-def _apart(one: Rows, other: Rows) -> float:
+def _apart(one: list[Tensor], other: list[Tensor]) -> float:
     """The largest difference, NaN as infinite, for numbers larger than 1 as a share of the largest."""
     first, second = torch.cat(one), torch.cat(other)
     difference = (first - second).abs().nan_to_num(nan=torch.inf).max()
@@ -109,8 +114,10 @@ def _half(readers: list[Reader], dtype: torch.dtype, instead: str) -> Finding:
 
 
 def _drawn(model: nn.Module, chat: ChatFormat, readers: list[Reader], config: DoctorConfig, *, greedy: bool) -> Answers:
-    prompts = next(reader.conversations.prompts for reader in readers if reader.model is model)
     sampling = Sampling(max_new_tokens=min(DRAWN, config.max_new_tokens), greedy=greedy)
+    room = (context_length(model) or 2**20) - sampling.max_new_tokens
+    rows = next(reader.conversations for reader in readers if reader.model is model)
+    prompts = [prompt[-room:] for prompt in rows.prompts]
     return sample_answers(model, chat, prompts, sampling, torch.Generator().manual_seed(0))
 
 

@@ -96,8 +96,8 @@ class Reader:
     @torch.no_grad()
     def read(
         self, rows: list[int] | None = None, *, layout: Layout | None = None, dtype: torch.dtype | None = None
-    ) -> list[Float[Tensor, " t"]]:
-        """Read rows, default all, in one pass.
+    ) -> list[Tensor]:
+        """Read rows, default all, in one pass: for each its t numbers.
 
         Args:
             dtype: load the model in it first; default as it is, float32.
@@ -199,9 +199,13 @@ def token_rewards(model: nn.Module, states: ResponseStates, conversations: Conve
 
 
 def _conversations(answers: list[Answer], chat: ChatFormat, config: DoctorConfig, model: nn.Module) -> Conversations:
-    """Up to six answers of different lengths, which rows of one length would not put to the test."""
+    """Up to six answers, all of different lengths even where the context cuts them: equal ones need no padding."""
     limit = min(config.max_length or 1024, context_length(model) or 1024)
-    encoded = [encode_answer(a.prompt, a.response, chat, limit, template=a.template) for a in answers[:6]]
+    lengths = [limit * (24 - row) // 24 for row in range(6)]
+    encoded = [
+        encode_answer(a.prompt, a.response, chat, length, template=a.template)
+        for a, length in zip(answers, lengths, strict=False)
+    ]
     rows = [row for row in encoded if row is not None]
     ended = torch.tensor([row.ended for row in rows])
     return Conversations([row.prompt for row in rows], [row.response for row in rows], ended)

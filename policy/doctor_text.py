@@ -103,28 +103,28 @@ def system_role(chat: ChatFormat) -> Finding:
 
 def border(chat: ChatFormat, answers: list[Answer]) -> Finding:
     """Prompt ids and response ids make up the ids of the whole conversation."""
-    merged, apart = 0, ""
+    merged, apart = 0, list[str]()
     for answer in answers:
-        whole_text = chat.render([*answer.prompt, _said(answer.response)], answer.template, answered=True)
+        whole = chat.render([*answer.prompt, _said(answer.response)], answer.template, answered=True)
         expected = chat.render(answer.prompt, answer.template) + answer.response
         ours = chat.prompt_ids(answer.prompt, answer.template) + chat.response_ids(answer.response)[:-1]
-        if not whole_text.startswith(expected):
-            same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(whole_text, expected, strict=False))))
-            apart = apart or f"{whole_text[same : same + 20]!r} where segrew's prompt and answer have "
-            apart += "" if apart.endswith("'") else repr(expected[same : same + 20])
-        merged += chat.prompt_ids(whole_text)[: len(ours)] != ours
+        if not whole.startswith(expected):
+            place = _first_difference(whole, expected)
+            written, asked = (text[place : place + 20] for text in (whole, expected))
+            apart.append(f"{written!r} where segrew's prompt and answer have {asked!r}")
+        merged += chat.prompt_ids(whole)[: len(ours)] != ours
     measured = f"{merged} of {len(answers)} conversations differ"
     if apart:
         remedy = (
-            f"Make the template write an answer as its generation prompt opens it, and unchanged: it has {apart}, so "
-            "a model is asked in another form than it was trained in."
+            f"Make the template write an answer as its generation prompt opens it, and unchanged: it has {apart[0]}, "
+            "so a model is asked in another form than it was trained in."
         )
         return Finding("fault", measured, merged, remedy)
     if merged:
         remedy = (
-            "Nothing within segrew, which always encodes prompt and answer apart: their tokens merge across the "
-            "border, so a model trained on whole conversations saw other ids; end the generation prompt with a "
-            "special token or a line break."
+            "Nothing within segrew, which always encodes prompt and answer apart; a model that was trained on whole "
+            "conversations saw other ids there, from a merge across the border or a space before a text, so train it "
+            "on prompt and answer encoded apart, or end the generation prompt with a special token."
         )
         return Finding("warning", measured, merged, remedy)
     return Finding("ok", measured, 0)
@@ -155,5 +155,9 @@ def round_trip(chat: ChatFormat, answers: list[Answer]) -> Finding:
 
 def _change(chat: ChatFormat, text: str) -> str:
     back = chat.decode(chat.response_ids(text))
-    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False))))
-    return f"{text[same : same + 12]!r} becomes {back[same : same + 12]!r}"
+    place = _first_difference(text, back)
+    return f"{text[place : place + 12]!r} becomes {back[place : place + 12]!r}"
+
+
+def _first_difference(one: str, other: str) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ def sound(tmp_path_factory, build_tokenizer, build_tiny_config) -> Path:
     torch.manual_seed(1)
     model = LlamaForCausalLM(build_tiny_config())
     with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3 if weight.dim() > 1 else 1)  # past the initial scale, where attention hardly matters
         model.lm_head.weight.mul_(3)
     model.save_pretrained(path)
     build_tokenizer().save_pretrained(path)
@@ -61,12 +64,12 @@ def sound_reward(tmp_path_factory, sound, build_tiny_config) -> Path:
         model.score.weight.mul_(10)
     chat = ChatFormat.from_tokenizer(load_tokenizer(str(sound)))
     card = RewardModelCard(
-        segmentation=SegmentationConfig(threshold=5.4),
+        segmentation=SegmentationConfig(threshold=5.2),
         base_model=str(sound),
         segmenter_fingerprint=model_fingerprint(load_causal_lm(str(sound), dtype=torch.float32)),
         tokenizer_fingerprint=chat.fingerprint,
     )
-    fit = LocationNormalizer.from_parameters(0.1, 0.01, 0.0, 0.5, fingerprint=card.fingerprint, rule="entropy>5.4")
+    fit = LocationNormalizer.from_parameters(0.1, 0.01, 0.0, 0.5, fingerprint=card.fingerprint, rule="entropy>5.2")
     fit.fitted_range = (0.001, 1.0)
     SegmentRewardModel(model, chat, card, fit).save_pretrained(path)
     return path
@@ -233,10 +236,10 @@ def test_templates_with_the_date_and_without_system_role(subject, written, build
 
 def test_the_border_between_prompt_and_answer(subject, written, build_byte_tokenizer):
     path = written(build_byte_tokenizer(), CHATML)  # asks without opening the assistant's turn
-    assert found(subject(model=path, reward=None), "prompt and answer", "fault", "'<assistant>").value == 8
+    assert found(subject(model=path, reward=None), "prompt and answer", "fault", "has '<assistant>").value == 8
     shutil.rmtree(path)
     path = written(build_byte_tokenizer(merges=((">", "B"), (">", "F"))), OPENED)
-    assert found(subject(model=path, reward=None), "prompt and answer", "warning", "merge").value == 2
+    assert found(subject(model=path, reward=None), "prompt and answer", "warning", "merge across").value == 3
 
 
 def test_tokenizers_that_lose_text(subject, written, build_tokenizer):
@@ -255,12 +258,13 @@ def test_tokenizers_that_lose_text(subject, written, build_tokenizer):
 
 def leak(module, inputs, output):
     """Let rows of a batch see each other."""
-    return output + output.mean((0, 1), keepdim=True)
+    return output + 10 * output.mean((0, 1), keepdim=True)
 
 
 def without_mask(module, args, kwargs):
     """Let rows see their padding."""
-    return args, kwargs | {"attention_mask": None}
+    mask = kwargs.get("attention_mask")
+    return args, kwargs if mask is None else kwargs | {"attention_mask": torch.ones_like(mask)}
 
 
 def test_rows_that_see_each_other(subject, sound_reward):
@@ -290,13 +294,11 @@ def test_packed_rows_that_leak(subject, monkeypatch):
     found(subject(reward=None), "packed and padded", "fault", "Packed rows leak")
 
 
-def test_a_model_that_cannot_be_packed_is_no_fault(subject):
+def test_a_model_that_cannot_be_packed_is_no_fault(subject, monkeypatch):
     patient = subject(reward=None)
-    type(patient.part("model").model)._is_stateful, before = True, type(patient.part("model").model)._is_stateful
-    try:
-        found(patient, "packed and padded", "skipped", "carry a state")
-    finally:
-        type(patient.part("model").model)._is_stateful = before
+    monkeypatch.setattr(type(patient.part("model").model), "_is_stateful", True)
+    found(patient, "packed and padded", "skipped", "carry a state")
+    found(patient, "batch 1 and N", "ok")
 
 
 @pytest.mark.parametrize(
@@ -340,9 +342,6 @@ def test_heads_that_are_new_or_zero(subject):
     torch.manual_seed(0)
     with torch.no_grad():
         torch.nn.init.normal_(weight, std=1 / 33)
-        answers = patient.part("answers")
-        for answer, flipped in zip(answers, [False, True] * 4, strict=True):
-            assert answer.side == ("rejected" if flipped else "chosen")
         if diagnose(patient, EVERY["head"]).status == "ok":  # right by chance: turn it around
             weight.neg_()
             patient = subject(parts={"reward_model": patient.part("reward_model")})
@@ -361,7 +360,7 @@ def test_normalizers_that_are_missing_foreign_or_out_of_range(subject):
     found(patient, "normalizer's range", "warning", "fitted from 0.2")
     fit.fitted_range = None
     found(patient, "normalizer's range", "ok", "given parameters")
-    fit.w_sigma = 0.12  # the line for the spread falls to the floor before the first unit
+    fit.w_sigma = 0.5  # the line for the spread falls to the floor before the first unit
     found(patient, "normalizer's range", "warning", "below the floor")
     fit.fingerprint = "another rule's"
     found(patient, "normalizer", "fault", "segrew calibrate")
@@ -392,8 +391,7 @@ def test_what_the_machine_cannot_do(subject, monkeypatch):
     found(bare, "sandbox for programs", "ok")
     monkeypatch.setattr("policy.doctor_machine.available_memory", lambda: 10**6)
     found(subject(), "memory", "warning", "--use_peft true")
-    monkeypatch.setattr("segrew.phrases.load_parser.__wrapped__", None, raising=False)
-    monkeypatch.setitem(__import__("sys").modules, "spacy", None)
+    monkeypatch.setitem(sys.modules, "spacy", None)
     found(bare, "parser (extra)", "warning", "segrew[parse]")
 
 
