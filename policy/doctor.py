@@ -23,21 +23,13 @@ from policy import doctor_numbers as numbers
 from policy import doctor_rewards as rewards
 from policy import doctor_text as text
 from policy.doctor_subject import DoctorConfig, Finding, Skip, Status, Subject
+from reward_models.checkpoints import quiet
 from segrew.config import parse
 from segrew.language_models import best_device
 from segrew.run_directory import versions
 
 # By group and name; a check reads the parts of the subject that its parameters name. Those that load come first.
 CHECKS: dict[str, dict[str, Callable[..., Finding]]] = {
-    "this machine": {
-        "processors": machine.processors,
-        "bfloat16 units": machine.bfloat16_units,
-        "CUDA device": machine.cuda_device,
-        "attention": machine.attention,
-        "memory": machine.memory,
-        "sandbox for programs": machine.sandbox,
-        "parser (extra)": machine.parser,
-    },
     "files": {
         "language model": files.model_loads,
         "reward model": files.reward_model_loads,
@@ -75,6 +67,15 @@ CHECKS: dict[str, dict[str, Callable[..., Finding]]] = {
         "stock reading": rewards.stock_reading,
         "normalizer": rewards.normalizer,
         "normalizer's range": rewards.normalizer_range,
+    },
+    "this machine": {
+        "processors": machine.processors,
+        "bfloat16 units": machine.bfloat16_units,
+        "CUDA device": machine.cuda_device,
+        "attention": machine.attention,
+        "memory": machine.memory,
+        "sandbox for programs": machine.sandbox,
+        "parser (extra)": machine.parser,
     },
 }
 STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "fault": "bold red", "skipped": "dim"}
@@ -161,7 +162,7 @@ def main(argv: list[str]) -> int:
     """Run `segrew doctor`; 1 where there is a fault."""
     (config,) = parse("doctor", (DoctorConfig,), argv)
     results: list[Result] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with quiet(), Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Examining", total=sum(map(len, CHECKS.values())))
         for result in examine(Subject(config)):
             results.append(result)

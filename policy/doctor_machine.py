@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 
 from policy.code_promises import trusted_launcher
-from policy.doctor_subject import DoctorConfig, Finding, Skip, free_memory
+from policy.doctor_subject import DoctorConfig, Finding, Skip, Subject, free_memory
 from policy.memory import available_memory, estimate_memory
 from policy.ppo_config import PPOConfig
 from segrew.language_models import best_device, best_dtype
@@ -59,11 +59,11 @@ def attention() -> Finding:
     return Finding("ok", "FlexAttention and flash attention", 1)
 
 
-def memory(config: DoctorConfig) -> Finding:
+def memory(subject: Subject, config: DoctorConfig) -> Finding:
     """PPO with its defaults fits into the memory."""
     free, there = free_memory(), available_memory()
     has = f"{free / 1e9:.1f} GB free of {there / 1e9:.1f}"
-    if config.model_name_or_path is None:
+    if config.model_name_or_path is None or subject.part_or_none("model") is None:
         return Finding("ok", has, free)
     # Without a reward model, one of the policy's size.
     pays = config.reward_model or config.model_name_or_path
