@@ -1,6 +1,7 @@
 """What `segrew doctor` examines: settings, and the parts that checks name as their parameters, each made once."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -140,7 +141,9 @@ def _template(tokenizer: Any, config: DoctorConfig) -> str:
 
 
 def _chat(config: DoctorConfig) -> ChatFormat:
-    return ChatFormat.from_tokenizer(_tokenizer(config), config.chat_template)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the date, which has a check of its own
+        return ChatFormat.from_tokenizer(_tokenizer(config), config.chat_template)
 
 
 def _model(config: DoctorConfig) -> nn.Module:
