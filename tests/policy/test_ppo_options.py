@@ -347,7 +347,7 @@ def test_answers_without_room_and_unknown_stop_tokens_are_refused_before_anythin
 def test_a_reward_model_without_room_is_refused_too(settings, reward_dirs, tmp_path):
     small = shutil.copytree(reward_dirs["response"], tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
-    (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
-    with pytest.raises(ValueError, match="the reward model's context has 64"):
+    (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    with pytest.raises(ValueError, match="the reward model's context has 32"):
         train_policy(settings(reward_model_path=str(small)))
     assert not (tmp_path / "run").exists()
