@@ -43,6 +43,7 @@ class Answer:
     verdicts: list[str]
     step: float | None
     segments: int
+    tokens: int
     length: int
 
 
@@ -74,6 +75,11 @@ class RewardScale:
 def segments_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The segments of a row; anything else that the field may hold is passed over."""
     return records(row.get("segments"))
+
+
+def tokens_of(row: Mapping[str, Any]) -> int:
+    """Tokens of the response, all segments together; 0 where the file does not say."""
+    return int(sum(finite(segment.get("tokens")) or 0 for segment in segments_of(row)))
 
 
 def faults_of(row: Mapping[str, Any]) -> list[tuple[int, int, str]]:
@@ -115,6 +121,7 @@ def answer_view(row: Mapping[str, Any], scale: RewardScale) -> Answer:
         verdicts=_verdicts(placed, faults, scale),
         step=finite(row.get("step")),
         segments=len(placed),
+        tokens=tokens_of(row),
         length=len(text),
     )
 
