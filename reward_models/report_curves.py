@@ -67,13 +67,13 @@ def location(run: RunFiles) -> dict[str, Any]:
 def _length_bias_note(run: RunFiles) -> str:
     """Score against length over the answers that the normalizer was fitted on, as `segrew calibrate` says it."""
     try:
-        return describe_length_bias(mapping(run.calibration.get("length_bias")))
+        return describe_length_bias(mapping(run.calibration.get("length_bias"))).replace("-", "−")
     except (KeyError, TypeError, ValueError):
         return ""
 
 
 def unit_lengths(run: RunFiles) -> dict[str, Any] | None:
-    """How many tokens the units have: shares by length, the longest tenth and what is beyond it in wider bars."""
+    """How many tokens the units have: equal bars up to twice the 90 % quantile, the last with all that is longer."""
     lengths = sorted(
         int(n) for row in run.answers for s in segments_of(row) if (n := finite(s.get("tokens"))) and n > 0
     )
@@ -112,7 +112,7 @@ def length_bias_chart(run: RunFiles) -> dict[str, Any] | None:
     points = [(x, y) for x, y, _ in scored[:: -(-len(scored) // DOTS)]]
     svg = scatter_chart(points, line, label=f"Score against length, {run.name}", x_label="tokens of the answer")
     drawn = "" if len(points) == len(scored) else f" {len(points)} of {len(scored)} are drawn."
-    return figure(run.name, svg, says=f"{describe_length_bias(found)}.{drawn}")
+    return figure(run.name, svg, says=f"{describe_length_bias(found)}.{drawn}".replace("-", "−"))
 
 
 def training_curves(run: RunFiles) -> dict[str, Any]:
@@ -161,4 +161,4 @@ def _plus(value: float) -> str:
 
 
 def _r2(value: float | None) -> str:
-    return "R² not defined: one location" if value is None else f"R² = {value:.2f}"
+    return "R² not defined: one location" if value is None else f"R² = {number(round(value, 2))}"

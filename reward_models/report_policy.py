@@ -59,15 +59,15 @@ def _difference(config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]])
 def policy_curves(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """The curves that tell whether PPO works, then all others; so many arms on a chart as can be told apart."""
     held = arms([run for run in runs if run.policy])
-    return [_curves(held[i : i + LINES]) for i in range(0, len(held), LINES)]
+    several = len(held) > 1 or any(len(arm.runs) > 1 for arm in held)
+    return [_curves(held[i : i + LINES], several) for i in range(0, len(held), LINES)]
 
 
-def _curves(held: list[Arm]) -> dict[str, Any]:
+def _curves(held: list[Arm], several: bool) -> dict[str, Any]:
     columns = [[_columns(run) for run in arm.runs] for arm in held]
     keys = dict.fromkeys(key for of_arm in columns for of_run in of_arm for key in of_run)
     series = {key: _series(key, held, columns) for key in keys}
     curves = {key: lines for key, lines in series.items() if any(len(one.points) > 1 for one in lines)}
-    several = len(held) > 1 or len(held[0].runs) > 1
     main = [chart(title, curves.pop(key), legend=not several) for key, title in _TITLES.items() if key in curves]
     more = [chart(key, curves[key], legend=not several) for key in sorted(curves)]
     facts = [] if several else rest(columns[0][0])["facts"]
