@@ -24,7 +24,7 @@ def number(value: float | int | None) -> str:
     return text.replace("-", "−")
 
 
-def ticks(low: int | float, high: int | float, count: int = 4) -> list[float]:
+def ticks(low: int | float, high: int | float, count: int = 5) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten) that cover the range with about `count` steps."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -92,7 +92,8 @@ def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -
             path = " ".join(axes.at(x, y) for x, y in one.points)
             body.append(f'<polyline class="line s{i}" points="{path}"/>')
         spoken = one.points[:: -(-len(one.points) // SPOTS) or 1]
-        body += _dots(spoken, axes, i, one.name, x_label, 2.5 if len(one.points) <= 40 else 0)
+        drawn = len(one.points) <= 40 // len(series)  # dots fill the dashes by which lines are told apart in print
+        body += _dots(spoken, axes, i, one.name, x_label, 2.5 if drawn else 0)
     return _svg(label, body)
 
 

@@ -38,11 +38,11 @@ def arms(runs: Sequence[RunFiles]) -> list[Arm]:
         config = _method(run)
         groups[json.dumps(config, sort_keys=True, default=str) if config else f"run {run.name}"].append(run)
     configs = [_method(held[0]) for held in groups.values()]
-    named = [_difference(config, configs) for config in configs]
+    keys = _telling(configs)
     found = []
-    for held, name in zip(groups.values(), named, strict=True):
-        unique = name if name and named.count(name) == 1 else held[0].name
-        found.append(Arm(f"{unique}, {len(held)} seeds" if len(held) > 1 else unique, held))
+    for held, config in zip(groups.values(), configs, strict=True):
+        name = ", ".join(f"{key} {config[key]}" for key in keys if key in config) or held[0].name
+        found.append(Arm(f"{name}, {len(held)} seeds" if len(held) > 1 else name, held))
     return found
 
 
@@ -50,10 +50,19 @@ def _method(run: RunFiles) -> dict[str, Any]:
     return {key: value for key, value in mapping(run.run.get("config")).items() if key not in _PLACE}
 
 
-def _difference(config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> str:
-    """The settings in which one arm differs from others, those left empty not told."""
-    differing = [key for key in config if any(other.get(key) != config[key] for other in configs)]
-    return ", ".join(f"{key} {config[key]}" for key in differing[:4] if config[key] not in (None, "", [], {}))
+def _telling(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fewest settings, taken one by one, that tell the arms apart: the two rules before any other."""
+    known = [config for config in configs if config]
+
+    def kinds(keys: list[str]) -> int:
+        return len({json.dumps([config.get(key) for key in keys], default=str) for config in known})
+
+    found: list[str] = []
+    all_keys = dict.fromkeys(key for config in known for key in config)
+    for key in sorted(all_keys, key=lambda key: (not key.endswith("_rule"), -kinds([key]))):
+        if kinds([*found, key]) > kinds(found):
+            found.append(key)
+    return found
 
 
 def policy_curves(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:

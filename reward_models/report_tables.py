@@ -1,6 +1,7 @@
 """The parts of the report that are tables: benchmark, localisation, judge, seconds per stage, settings."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reward_models.report_runs import RunFiles, finite, finite_pair, mapping, records
@@ -73,13 +74,23 @@ def _line(name: str, figures: Mapping[str, Any], baseline: Any, kind: str) -> di
     }
 
 
-def _bar(value: float | None, low: float | None, high: float | None, baseline: float | None) -> dict[str, str | None]:
-    """Places on a gauge from 0 to 1, in per cent of its width."""
+def _bar(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    baseline: float | None,
+    scale: tuple[float, float] = (0.0, 1.0),
+) -> dict[str, str | None]:
+    """Places on a gauge over `scale`, in per cent of its width; what lies beyond it is cut off."""
+
+    def at(x: float) -> float:
+        return 100 * min(1.0, max(0.0, (x - scale[0]) / (scale[1] - scale[0])))
+
     return {
-        "value": None if value is None else f"{100 * value:.1f}",
-        "low": None if low is None else f"{100 * low:.1f}",
-        "width": None if low is None or high is None else f"{100 * (high - low):.1f}",
-        "baseline": None if baseline is None else f"{100 * baseline:.1f}",
+        "value": None if value is None else f"{at(value):.1f}",
+        "low": None if low is None else f"{at(low):.1f}",
+        "width": None if low is None or high is None else f"{at(high) - at(low):.1f}",
+        "baseline": None if baseline is None else f"{at(baseline):.1f}",
     }
 
 
@@ -88,23 +99,33 @@ def localisation(run: RunFiles) -> dict[str, Any] | None:
     results, methods = run.results, mapping(run.results.get("methods"))
     if not methods:
         return None
-    lines = []
+    by_kind = {k: mapping(v) for k, v in mapping(results.get("subsets")).items() if k != "all" and mapping(v)}
+    lines, scale = [], _about_chance([mapping(mapping(v).get("auc")) for v in methods.values()] + [*by_kind.values()])
     for name, figures in methods.items():
         auc, lowest = mapping(mapping(figures).get("auc")), mapping(mapping(figures).get("lowest_unit"))
         beside = mapping(auc.get("ours_minus_this"))
-        line = _measure(_METHODS.get(name, name), auc, "section" if name == "segments" else "subset")
+        line = _measure(_METHODS.get(name, name), auc, "section" if name == "segments" else "subset", scale)
         line |= {"difference": _signed(beside), "lowest": percent(finite(lowest.get("value")))}
         lines.append(line)
     kinds = [
-        _measure(f"{name} errors", {**figures, "value": figures.get("accuracy")}, "subset")
-        for name, figures in mapping(results.get("subsets")).items()
-        if name != "all" and mapping(figures)
+        _measure(f"{name.replace('_', ' ')} errors", {**figures, "value": figures.get("accuracy")}, "subset", scale)
+        for name, figures in by_kind.items()
     ]
     chance = finite(mapping(mapping(results.get("chance")).get("lowest_unit")).get("value"))
-    return {"name": run.name, "lines": lines, "kinds": kinds, "chance": percent(chance)}
+    return {"name": run.name, "lines": lines, "kinds": kinds, "chance": percent(chance), "scale": scale}
 
 
-def _measure(name: str, figures: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _about_chance(measured: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """A scale with chance, 0.5, in its middle that is just wide enough for every interval."""
+    ends = [finite_pair(figures.get("ci95")) for figures in measured]
+    reach = max([0.1, *(abs(end - 0.5) for pair in ends for end in pair if end is not None)])
+    half = min(0.5, math.ceil(10 * reach - 1e-9) / 10)
+    return 0.5 - half, 0.5 + half
+
+
+def _measure(
+    name: str, figures: Mapping[str, Any], kind: str, scale: tuple[float, float] = (0.0, 1.0)
+) -> dict[str, Any]:
     """A line of a share in [0, 1] with its interval, to two decimals."""
     value, (low, high) = finite(figures.get("value")), finite_pair(figures.get("ci95"))
     return {
@@ -113,7 +134,7 @@ def _measure(name: str, figures: Mapping[str, Any], kind: str) -> dict[str, Any]
         "n": figures.get("n", ""),
         "value": "–" if value is None else f"{value:.2f}",
         "interval": "" if low is None or high is None else f"{low:.2f} – {high:.2f}",
-        "bar": _bar(value, low, high, None),
+        "bar": _bar(value, low, high, None, scale),
     }
 
 

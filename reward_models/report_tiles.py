@@ -99,7 +99,7 @@ def _fault_tile(run: RunFiles) -> dict[str, Any] | None:
         return None
     beside = f"{number(round(contrast['other'], 2))} in the {contrast['other_n']} segments beside them"
     return {
-        "label": "Mean reward in marked faults",
+        "label": "Mean reward in marked errors",
         "value": round(contrast["faulty"], 2),
         "note": f"{beside}; in standard deviations",
     }

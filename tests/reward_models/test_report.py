@@ -146,7 +146,7 @@ def test_segments_rebuild_the_response_with_its_colours_and_faults(page):
     body = body[: body.index("</div>")]
     assert html.unescape(re.sub("<[^>]*>", "", body)) == "Six minutes. You are a fool."
     assert [m for m in re.findall(r'class="seg (\w+)"', body)] == ["p1", "z0", "n4"]  # z = 0.5, 0.1, -2.2
-    assert re.findall(r'<u title="marked fault: rude remark">(.*?)</u>', body) == ["You ar", "e a fool."]
+    assert re.findall(r'<u title="marked error: rude remark">(.*?)</u>', body) == ["You ar", "e a fool."]
     assert 'data-z="−2.2"' in body and "normalized −2.2" in body
 
 
@@ -154,7 +154,7 @@ def test_a_summary_is_not_needed_for_the_headline(demo, tmp_path):
     (demo / "summary.json").unlink()
     text = "".join(_Page(build_report([demo], tmp_path / "r.html").read_text()).text)
     assert "rewardbench accuracy" in text
-    assert "Mean reward in marked faults" in text
+    assert "Mean reward in marked errors" in text
     assert "Score change by PPO" in text and "0.1 before, 0.5 after" in text
 
 

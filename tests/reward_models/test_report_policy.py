@@ -18,11 +18,13 @@ def test_seeds_of_one_method_are_an_arm_named_by_what_sets_it_apart():
     runs = [run("a0", [0.0], seed=0), run("b0", [0.0], seed=0, action_rule="ngram", n=5), run("a1", [0.0], seed=1)]
     found = arms([*runs, RunFiles("foreign", policy=[{"step": 0, "reward/score": 1.0}])])
     assert [(arm.name, [one.name for one in arm.runs]) for arm in found] == [
-        ("action_rule token, gamma 1.0, 2 seeds", ["a0", "a1"]),
-        ("action_rule ngram, n 5, gamma 1.0", ["b0"]),
+        ("action_rule token, 2 seeds", ["a0", "a1"]),
+        ("action_rule ngram", ["b0"]),
         ("foreign", ["foreign"]),
     ]
-    assert [arm.name for arm in arms(runs)] == ["action_rule token, 2 seeds", "action_rule ngram, n 5"]
+    assert [arm.name for arm in arms(runs)] == ["action_rule token, 2 seeds", "action_rule ngram"]
+    third = run("c0", [0.0], action_rule="ngram", n=3)
+    assert [arm.name for arm in arms([*runs, third])][1:] == ["action_rule ngram, n 5", "action_rule ngram, n 3"]
 
 
 def test_the_line_is_the_mean_of_the_seeds_and_the_band_runs_from_lowest_to_highest():

@@ -1,3 +1,5 @@
+import pytest
+
 from reward_models.report_runs import RunFiles
 from reward_models.report_tables import benchmark, judge, localisation
 
@@ -29,9 +31,9 @@ def test_localisation_stands_beside_its_baselines_and_in_no_benchmark_table():
         "50.0 %",
     )
     assert (theirs["difference"], theirs["lowest"]) == ("+0.09 (−0.01 to +0.19)", "–")
-    assert ours["bar"] == {"value": "61.0", "low": "55.0", "width": "12.0", "baseline": None}
+    assert ours["bar"] == {"value": "68.3", "low": "58.3", "width": "20.0", "baseline": None}
     assert [(line["name"], line["n"]) for line in view["kinds"]] == [("Irrelevant errors", 4)]
-    assert view["chance"] == "36.0 %"
+    assert view["chance"] == "36.0 %" and view["scale"] == pytest.approx((0.2, 0.8))
 
 
 def test_a_judges_outcomes_keep_their_counts_shares_and_intervals():
