@@ -1,6 +1,7 @@
 """From scored responses to coloured text: which characters, which colour, where the marked faults are."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -163,7 +164,7 @@ def _verdicts(
             continue
         place = {len(scored): "the highest", 1: "the lowest"}.get(rank, f"the {_ordinal(rank)} lowest")
         said.append(f"{fault[2]}: its segment has {place} reward of {len(scored)}")
-    return said
+    return [one if times == 1 else f"{times} × {one}" for one, times in Counter(said).items()]
 
 
 def _place(segments: Sequence[Mapping[str, Any]], text: str) -> list[tuple[int, int, Mapping[str, Any]]]:

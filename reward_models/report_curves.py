@@ -107,7 +107,7 @@ def length_bias_chart(run: RunFiles) -> dict[str, Any] | None:
     found = length_bias([y for _, y, _ in scored], [x for x, *_ in scored], [prompt for *_, prompt in scored])
     line, slope = None, found["slope"]
     if slope is not None:
-        x0, y0 = (statistics.fmean(row[place] for row in scored) for place in (0, 1))
+        x0, y0 = statistics.fmean(x for x, *_ in scored), statistics.fmean(y for _, y, _ in scored)
         line = (slope / 100, y0 - slope / 100 * x0)
     points = [(x, y) for x, y, _ in scored[:: -(-len(scored) // DOTS)]]
     svg = scatter_chart(points, line, label=f"Score against length, {run.name}", x_label="tokens of the answer")
