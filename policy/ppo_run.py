@@ -22,6 +22,7 @@ from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
 from policy.reward_sources import load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
+from policy.room import check_room
 from policy.run_state import RunState
 from policy.scoring import Axes
 from reward_models.checkpoints import find_checkpoint as find_reward_model
@@ -34,6 +35,10 @@ from segrew.language_models import best_dtype
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
+
+
+def _say_nothing(text: str) -> None:
+    """What processes but the first have to show."""
 
 
 @dataclass
@@ -57,7 +62,7 @@ class Run:
     prompt_ids: list[list[int]]
     eval_prompts: list[Prompt]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    show: Callable[[str], None] = print
+    show: Callable[[str], None] = field(default_factory=lambda: print if processes.is_main() else _say_nothing)
     seconds: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
@@ -99,6 +104,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
+    _check_answers(config, roles, encoded)
     if processes.is_main():
         RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
         _record(directory.path, loaded, encoded, console)
@@ -168,6 +174,23 @@ def _load(config: PPOConfig, options: DataOptions) -> dict[str, LoadedPrompts]:
 
 def _encode(prompts: list[Prompt], chat: ChatFormat, config: PPOConfig) -> Encoded:
     return encode_prompts(prompts, chat, config.max_prompt_length, config.overlong)
+
+
+def _check_answers(config: PPOConfig, roles: Roles, encoded: dict[str, Encoded]) -> None:
+    """Refuse stop tokens that do not exist, and prompts that leave an answer no room in a model that reads it."""
+    config.sampling.check(roles.chat)
+    needed = [
+        (prompt.where, len(ids) + config.max_new_tokens)
+        for prompts, rows, _ in encoded.values()
+        for prompt, ids in zip(prompts, rows, strict=True)
+    ]
+    remedy = (
+        f"lower --max_new_tokens {config.max_new_tokens}, or --max_prompt_length {config.max_prompt_length} so that "
+        "longer prompts are left out (--overlong truncate_prompt_left cuts them)."
+    )
+    check_room(roles.policy.model, needed, name="the policy", remedy=remedy)
+    if roles.reward_model is not None and config.reward_tokens == "ids":
+        check_room(roles.reward_model.model, needed, name="the reward model", remedy=remedy)
 
 
 def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:
