@@ -23,33 +23,17 @@ from typing import Any
 
 import torch
 from peers import clock, forget_peak, machine, memory_mib, timed
+from ppo_fixture import models, settings
 from rich.console import Console
 from rich.table import Table
 
 from policy import ppo, scoring
-from policy.ppo_config import PPOConfig
 from policy.ppo_run import open_run
 from policy.rollout import Answers
-from reward_models.card import RewardModelCard
-from reward_models.checkpoints import load_classifier
-from reward_models.segment_reward_model import SegmentRewardModel
-from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, load_causal_lm, load_tokenizer, model_fingerprint, trunk_of
-from segrew.segmentation import SegmentationConfig
-from segrew.tiny_model import make_tiny_model
+from segrew.language_models import Conversations, load_causal_lm, trunk_of
 
 ROWS, SLACK = 8, 0.15  # rows of a pass; an exponent fitted on a few points is no better known than this
-PARTS = ("rollout passes", "segment", "score", "densify", "update")
-
-
-def make_reward_model(model: str, path: Path) -> str:
-    chat = ChatFormat.from_tokenizer(load_tokenizer(model))
-    card = RewardModelCard(
-        segmentation=SegmentationConfig(rule="entropy", threshold=3.0), base_model=model,
-        segmenter_fingerprint=model_fingerprint(load_causal_lm(model)), tokenizer_fingerprint=chat.fingerprint,
-    )  # fmt: skip
-    SegmentRewardModel(load_classifier(model, new_head=True, dtype=torch.float32), chat, card).save_pretrained(path)
-    return str(path)
+PARTS = ("logprobs", "values", "segment", "score", "advantages", "update")
 
 
 def answers_of(length: int, model: Any, chat: Any, prompts: list[list[int]], *_: Any) -> Answers:
@@ -81,25 +65,22 @@ def measured(function: Callable[[], Any]) -> tuple[float, float]:
 @contextlib.contextmanager
 def clock_part(run: Any, seconds: dict[str, float], name: str) -> Iterator[None]:
     """In place of the run's own clock, which counts wall time only."""
-    part = {"rollout": "rollout passes"}.get(name, name)
-    with clock(seconds, part):
+    with clock(seconds, name):
         yield
-    run.seconds[name] = seconds[part]
+    run.seconds[name] = seconds[name]
 
 
 def measure(batch: int, length: int, model: str, reward_model: str, repeats: int) -> dict[str, float]:
     """Seconds and memory of one step and its parts, and of the bare pass."""
     with tempfile.TemporaryDirectory() as output:
-        config = PPOConfig(
-            model_name_or_path=model, reward_model_path=reward_model, normalizer="none", action_rule="ngram", n=5,
-            rollout_batch_size=batch, max_new_tokens=length, per_device_train_batch_size=ROWS, bf16=False,
-            max_prompts=64, max_prompt_length=64, output_dir=f"{output}/run", save_steps=0, samples_per_step=0,
-            max_tokens_per_batch=ROWS * (length + 64),
+        config = settings(
+            model, reward_model, f"{output}/run", rollout_batch_size=batch, max_new_tokens=length, bf16=False,
+            per_device_train_batch_size=ROWS, max_tokens_per_batch=ROWS * (length + 64), max_prompts=64,
+            max_prompt_length=64, samples_per_step=0,
         )  # fmt: skip
         run, _ = open_run(config)
         seconds: dict[str, float] = {}
         ppo.sample_answers = functools.partial(answers_of, length)
-        timed(seconds, "densify", ppo, "densify")
         timed(seconds, "cuts", scoring, "segment")
         run.clock = functools.partial(clock_part, run, seconds)  # type: ignore[method-assign]
         yardstick = load_causal_lm(model, dtype=torch.float32).train()
@@ -113,7 +94,11 @@ def measure(batch: int, length: int, model: str, reward_model: str, repeats: int
             rows = [p + r for p, r in zip(answers.conversations.prompts, answers.conversations.responses, strict=True)]
             bare, bare_memory = measured(lambda rows=rows: bare_pass(yardstick, rows))
             spent = {part: seconds[f"{part}_cpu"] for part in PARTS}
-            spent |= {"cuts and densify": seconds["cuts_cpu"] + seconds["densify_cpu"], "step": whole, "bare": bare}
+            spent |= {
+                "cuts and advantages": seconds["cuts_cpu"] + seconds["advantages_cpu"],
+                "step": whole,
+                "bare": bare,
+            }
             for name, value in (spent | {"step, MiB": memory, "bare, MiB": bare_memory}).items():
                 found.setdefault(name, []).append(value)
     return {name: statistics.median(values[1:]) for name, values in found.items()}  # the first one warms up
@@ -164,9 +149,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*reward head.*")
     lines, short = [], arguments.lengths[0]
-    with tempfile.TemporaryDirectory() as folder:
-        model = str(make_tiny_model(f"{folder}/model", steps=0))
-        reward_model = make_reward_model(model, Path(folder) / "reward_model")
+    with models(quick=True) as (model, reward_model):
         for name, sizes, shapes in (
             (f"length, {ROWS} answers", arguments.lengths, [(ROWS, length) for length in arguments.lengths]),
             (f"answers, {short} tokens", arguments.batches, [(batch, short) for batch in arguments.batches]),

@@ -239,7 +239,18 @@ def main() -> None:
     table.add_row("CPU time", "", "", f"{line['cpu_time_ratio']}x", "")
     table.add_row("peak MiB", *map(str, line["peak_mib_over_imports"]), str(memory), f"≤ {target}: {verdicts[1]}")
     table.add_row("tokens answered", *map(str, line["answer_tokens"]), "", "")
-    for part in ("rollout", "reference", "segment", "score", "score and value", "update"):
+    parts = (
+        "rollout",
+        "logprobs",
+        "reference",
+        "segment",
+        "score and value",
+        "values",
+        "score",
+        "advantages",
+        "update",
+    )
+    for part in parts:
         spent = [line["phases"][name].get(part) for name in ("trl", "segrew")]
         if any(spent):
             table.add_row(f"  {part}, s", *("" if value is None else str(value) for value in spent), "", "")
