@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+Results = dict[str, list[dict[str, Any]]]  # of each side, one a turn
 
 
 def memory_mib(field: str = "VmHWM") -> int:
@@ -79,14 +80,19 @@ def serve(measure: Callable[[dict[str, Any]], dict[str, Any]], job: str) -> None
 
 
 def alternate(
-    script: str, sides: Mapping[str, tuple[str, dict[str, Any]]], repeats: int, threads: int
-) -> dict[str, list[dict[str, Any]]]:
+    script: str,
+    sides: Mapping[str, tuple[str, dict[str, Any]]],
+    repeats: int,
+    threads: int,
+    keep: Callable[[Results], None],
+) -> Results:
     """Let each side measure so often, by turns; each is a process of its own, which serves.
 
     Args:
         sides: name of each side, with its Python and the job that it gets as `--side NAME JOB`.
+        keep: called after every turn, so that a run that is stopped leaves what it has.
     """
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    results: Results = {name: [] for name in sides}
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
         "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -107,6 +113,7 @@ def alternate(
                 results[name].append(_ask(name, worker, errors[name]))
                 shown = {key: value for key, value in results[name][-1].items() if isinstance(value, int | float)}
                 print(f"turn {turn + 1} of {repeats}, {name}: {json.dumps(shown)}", flush=True)
+            keep(results)
         for worker in workers.values():
             assert worker.stdin is not None
             worker.stdin.close()
@@ -133,6 +140,11 @@ def ratio(peer: list[dict[str, Any]], ours: list[dict[str, Any]], field: str) ->
     return round(statistics.median(a[field] / b[field] for a, b in zip(peer, ours, strict=True)), 2)
 
 
+def met(target: float, *ratios: float) -> bool:
+    """Whether a target is met by wall time and by CPU time both: on a busy machine either alone can be luck."""
+    return min(ratios) >= target
+
+
 def machine(threads: int) -> dict[str, Any]:
     """What the figures were taken on."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -156,4 +168,3 @@ def record(path: str, line: dict[str, Any]) -> None:
     lines = json.loads(file.read_text()) if file.exists() else []
     lines = [other for other in lines if other["name"] != line["name"]] + [line]
     file.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"written to {path}")

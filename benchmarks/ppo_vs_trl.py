@@ -173,6 +173,41 @@ def prepare(arguments: argparse.Namespace, model: str, folder: Path) -> dict[str
     }  # fmt: skip
 
 
+def line_of(
+    arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
+) -> dict[str, Any]:
+    peer, ours = results["trl"], results["segrew"]
+    target, speedup = TARGETS[arguments.tune], ratio(peer, ours, "seconds")
+    memory = round(1 / ratio(peer, ours, "peak_mib"), 2)
+    return {
+        "name": f"{arguments.tune}, {arguments.dtype}, {arguments.prompts} prompts x {arguments.tokens} tokens",
+        "machine": where,
+        "model": "tiny" if arguments.quick else MODEL,
+        "settings": {key: job[key] for key in ("tokens", "batch", "rollout_batch", "dtype", "tune")}
+        | {"prompts": len(job["prompts"]), "prompt_tokens": sum(map(len, job["prompts"]))},
+        "repeats": len(ours),
+        "seconds": [round(median(side, "seconds"), 2) for side in (peer, ours)],
+        "speedup": speedup,
+        "cpu_time_ratio": ratio(peer, ours, "cpu_seconds"),
+        "peak_mib_over_imports": [round(median(side, "peak_mib")) for side in (peer, ours)],
+        "peak_mib_of_the_process": [round(median(side, "whole_mib")) for side in (peer, ours)],
+        "memory_of_trl": memory,
+        "phases": {
+            name: {part: round(median([turn["parts"] for turn in side], part), 2) for part in side[0]["parts"]}
+            for name, side in results.items()
+        },
+        "answer_tokens": [round(median(side, "answer_tokens")) for side in (peer, ours)],
+        "kl_and_score": {name: [[turn["kl"], turn["score"]] for turn in side] for name, side in results.items()},
+        "cpu_seconds_of_each_turn": {
+            name: [round(turn["cpu_seconds"], 2) for turn in side] for name, side in results.items()
+        },
+        "seconds_of_each_turn": {name: [round(turn["seconds"], 2) for turn in side] for name, side in results.items()},
+        "versions": peer[0]["versions"],
+        "target": f"≥ 2x, memory ≤ {target}",
+        "met": [met(2.0, speedup, ratio(peer, ours, "cpu_seconds")), memory <= target],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer_python", help="Python of an environment with TRL 1.12 or older")
@@ -204,40 +239,22 @@ def main() -> None:
         model = str(make_tiny_model(folder / "model", steps=0)) if arguments.quick else resolve_model(MODEL)
         job, where = prepare(arguments, model, folder), machine(arguments.threads)
         sides = {"trl": (arguments.peer_python, job), "segrew": (sys.executable, job)}
-        results = alternate(__file__, sides, arguments.repeats, arguments.threads)
-    peer, ours = results["trl"], results["segrew"]
-    target, speedup = TARGETS[arguments.tune], ratio(peer, ours, "seconds")
-    memory = round(1 / ratio(peer, ours, "peak_mib"), 2)
-    line = {
-        "name": f"{arguments.tune}, {arguments.dtype}, {arguments.prompts} prompts x {arguments.tokens} tokens",
-        "machine": where,
-        "model": "tiny" if arguments.quick else MODEL,
-        "settings": {key: job[key] for key in ("tokens", "batch", "rollout_batch", "dtype", "tune")}
-        | {"prompts": len(job["prompts"]), "prompt_tokens": sum(map(len, job["prompts"]))},
-        "repeats": arguments.repeats,
-        "seconds": [round(median(side, "seconds"), 2) for side in (peer, ours)],
-        "speedup": speedup,
-        "cpu_time_ratio": ratio(peer, ours, "cpu_seconds"),
-        "peak_mib_over_imports": [round(median(side, "peak_mib")) for side in (peer, ours)],
-        "peak_mib_of_the_process": [round(median(side, "whole_mib")) for side in (peer, ours)],
-        "memory_of_trl": memory,
-        "phases": {
-            name: {part: round(median([turn["parts"] for turn in side], part), 2) for part in side[0]["parts"]}
-            for name, side in results.items()
-        },
-        "answer_tokens": [round(median(side, "answer_tokens")) for side in (peer, ours)],
-        "kl_and_score": {name: [[turn["kl"], turn["score"]] for turn in side] for name, side in results.items()},
-        "seconds_of_each_turn": {name: [round(turn["seconds"], 2) for turn in side] for name, side in results.items()},
-        "versions": peer[0]["versions"],
-        "target": f"≥ 2x, memory ≤ {target}",
-        "met": [speedup >= 2, memory <= target],
-    }
-    record(arguments.output, line)
+
+        def keep(results: Results) -> None:
+            record(arguments.output, line_of(arguments, job, where, results))
+
+        results = alternate(__file__, sides, arguments.repeats, arguments.threads, keep)
+    line = line_of(arguments, job, where, results)
     table = Table("", "TRL", "segrew", "ratio", "target")
     verdicts = ["met" if good else "MISSED" for good in line["met"]]
-    table.add_row("seconds", *map(str, line["seconds"]), f"{speedup}x", f"≥ 2x: {verdicts[0]}")
+    table.add_row("seconds", *map(str, line["seconds"]), f"{line['speedup']}x", f"≥ 2x: {verdicts[0]}")
     table.add_row("CPU time", "", "", f"{line['cpu_time_ratio']}x", "")
-    table.add_row("peak MiB", *map(str, line["peak_mib_over_imports"]), str(memory), f"≤ {target}: {verdicts[1]}")
+    table.add_row(
+        "peak MiB",
+        *map(str, line["peak_mib_over_imports"]),
+        str(line["memory_of_trl"]),
+        f"≤ {TARGETS[arguments.tune]}: {verdicts[1]}",
+    )
     table.add_row("tokens answered", *map(str, line["answer_tokens"]), "", "")
     parts = (
         "rollout",

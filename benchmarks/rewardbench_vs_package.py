@@ -168,6 +168,40 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def line_of(
+    arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
+) -> dict[str, Any]:
+    peer, ours = results["rewardbench"], results["segrew"]
+    target, speedup = 2.5 if arguments.dtype == "float32" else 5.0, ratio(peer, ours, "seconds_per_pair")
+    pairs = list(zip(peer[0]["scores"], ours[0]["scores"], strict=True))
+    line = {
+        "name": f"{arguments.dtype}, {job['rows']} rows",
+        "machine": where,
+        "model": "tiny" if arguments.quick else arguments.reward_model or "SmolLM2-135M, head fitted on 32 pairs",
+        "dataset": Path(arguments.dataset).name,
+        "settings": {"rows": job["rows"], "max_characters": arguments.max_characters, "batch": job["batch"]},
+        "dtypes": [job["theirs"], job["ours"]],
+        "repeats": len(ours),
+        "seconds_per_pair": [round(median(side, "seconds_per_pair"), 3) for side in (peer, ours)],
+        "speedup": speedup,
+        "cpu_time_ratio": ratio(peer, ours, "cpu_seconds"),
+        "peak_mib": [round(median(side, "peak_mib")) for side in (peer, ours)],
+        "parts": [side[0]["parts"] for side in (peer, ours)],
+        "accuracies": [side[0]["accuracy"] for side in (peer, ours)],
+        "sections": [side[0]["sections"] for side in (peer, ours)],
+        "rows_judged_alike": sum((a > b) == (c > d) for (a, b), (c, d) in pairs),
+        "largest_difference_of_a_score": max(abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)),
+        "seconds_of_each_turn": {
+            name: [round(turn["parts"]["score"], 2) for turn in side] for name, side in results.items()
+        },
+        "versions": peer[0]["versions"],
+        "target": f"≥ {target}x" + (", equal accuracies" if arguments.dtype == "float32" else ""),
+    }
+    alike = arguments.dtype != "float32" or line["rows_judged_alike"] == job["rows"]
+    line["met"] = alike and met(target, speedup, line["cpu_time_ratio"])
+    return line
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer_python", help="Python of an environment with rewardbench")
@@ -194,39 +228,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         job, where = prepare(arguments, Path(name)), machine(arguments.threads)
         sides = {"rewardbench": (arguments.peer_python, job), "segrew": (sys.executable, job)}
-        results = alternate(__file__, sides, arguments.repeats, arguments.threads)
-    peer, ours = results["rewardbench"], results["segrew"]
-    target, speedup = 2.5 if arguments.dtype == "float32" else 5.0, ratio(peer, ours, "seconds_per_pair")
-    pairs = list(zip(peer[0]["scores"], ours[0]["scores"], strict=True))
-    line = {
-        "name": f"{arguments.dtype}, {job['rows']} rows",
-        "machine": where,
-        "model": "tiny" if arguments.quick else arguments.reward_model or "SmolLM2-135M, head fitted on 32 pairs",
-        "dataset": Path(arguments.dataset).name,
-        "settings": {"rows": job["rows"], "max_characters": arguments.max_characters, "batch": job["batch"]},
-        "dtypes": [job["theirs"], job["ours"]],
-        "repeats": arguments.repeats,
-        "seconds_per_pair": [round(median(side, "seconds_per_pair"), 3) for side in (peer, ours)],
-        "speedup": speedup,
-        "cpu_time_ratio": ratio(peer, ours, "cpu_seconds"),
-        "peak_mib": [round(median(side, "peak_mib")) for side in (peer, ours)],
-        "parts": [side[0]["parts"] for side in (peer, ours)],
-        "accuracies": [side[0]["accuracy"] for side in (peer, ours)],
-        "sections": [side[0]["sections"] for side in (peer, ours)],
-        "rows_judged_alike": sum((a > b) == (c > d) for (a, b), (c, d) in pairs),
-        "largest_difference_of_a_score": max(abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)),
-        "seconds_of_each_turn": {
-            name: [round(turn["parts"]["score"], 2) for turn in side] for name, side in results.items()
-        },
-        "versions": peer[0]["versions"],
-        "target": f"≥ {target}x" + (", equal accuracies" if arguments.dtype == "float32" else ""),
-    }
-    alike = arguments.dtype != "float32" or line["rows_judged_alike"] == job["rows"]
-    line["met"] = speedup >= target and alike
-    record(arguments.output, line)
+
+        def keep(results: Results) -> None:
+            record(arguments.output, line_of(arguments, job, where, results))
+
+        results = alternate(__file__, sides, arguments.repeats, arguments.threads, keep)
+    line = line_of(arguments, job, where, results)
     table = Table("", "rewardbench", "segrew", "ratio", "target")
     verdict = "met" if line["met"] else "MISSED"
-    table.add_row("seconds a pair", *map(str, line["seconds_per_pair"]), f"{speedup}x", f"{line['target']}: {verdict}")
+    table.add_row(
+        "seconds a pair", *map(str, line["seconds_per_pair"]), f"{line['speedup']}x", f"{line['target']}: {verdict}"
+    )
     table.add_row("CPU time", "", "", f"{line['cpu_time_ratio']}x", "")
     table.add_row("accuracy", *(f"{value:.4f}" for value in line["accuracies"]), "", "")
     alike_rows = f"{line['rows_judged_alike']} of {job['rows']}"

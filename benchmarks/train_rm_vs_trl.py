@@ -78,9 +78,8 @@ def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
     with clock(seconds, "train"):
         trainer.train()
     kept = len(trainer.train_dataset)
-    return result_of(
-        job, seconds, kept, losses(trainer.state.log_history), before, versions("trl", "transformers", "torch")
-    )
+    curve = losses(trainer.state.log_history)
+    return result_of(seconds, kept, curve, before) | {"versions": versions("trl", "transformers", "torch")}
 
 
 def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
@@ -105,15 +104,11 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     with clock(seconds, "whole"):
         train.train_reward_model(config, arguments)
     kept = read_json(directory / "evaluation.json")["train_pairs"]
-    return result_of(
-        job, seconds, kept, losses(read_jsonl(directory / "metrics.jsonl")), before,
-        versions("transformers", "torch", "peft") | {"said": read_json(directory / "data.json")},
-    )  # fmt: skip
+    curve = losses(read_jsonl(directory / "metrics.jsonl"))
+    return result_of(seconds, kept, curve, before) | {"said": read_json(directory / "data.json")}
 
 
-def result_of(
-    job: dict[str, Any], seconds: dict[str, float], kept: int, curve: list[float], before: int, more: dict[str, Any]
-) -> dict[str, Any]:
+def result_of(seconds: dict[str, float], kept: int, curve: list[float], before: int) -> dict[str, Any]:
     counted = seconds["data"] + seconds["train"]
     return {
         "pairs_per_second": kept / counted,
@@ -123,7 +118,6 @@ def result_of(
         "peak_mib": memory_mib() - before,
         "parts": {name: round(value, 2) for name, value in seconds.items()},
         "losses": curve,
-        "more": more,
     }
 
 
@@ -151,7 +145,7 @@ def prepare(arguments: argparse.Namespace, model: str, folder: Path) -> dict[str
     }  # fmt: skip
 
 
-def compare(results: dict[str, list[dict[str, Any]]], job: dict[str, Any]) -> list[dict[str, Any]]:
+def compare(results: Results) -> list[dict[str, Any]]:
     peer = results["trl"]
     sides = []
     for rule, target in (("response", 2.0), ("entropy", 1.6)):
@@ -172,10 +166,34 @@ def compare(results: dict[str, list[dict[str, Any]]], job: dict[str, Any]) -> li
                 "last_losses": last,
                 "largest_difference_of_a_loss": max(gaps) if rule == "response" else None,
                 "target": f"≥ {target}x",
-                "met": gain >= target,
+                "met": met(target, gain, ratio(peer, ours, "cpu_seconds")),
             }
         )
     return sides
+
+
+def line_of(
+    arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
+) -> dict[str, Any]:
+    return {
+        "name": f"{arguments.tune}, {arguments.dtype}, {arguments.pairs} pairs, max_length {arguments.max_length}",
+        "machine": where,
+        "model": "tiny" if arguments.quick else MODEL,
+        "dataset": Path(arguments.dataset).name,
+        "settings": {key: job[key] for key in ("pairs", "max_length", "batch", "dtype", "tune")},
+        "repeats": len(results["entropy"]),
+        "pairs_read": job["read"],
+        "pairs_kept": {name: side[0]["kept"] for name, side in results.items()},
+        "segrew_says": results["response"][0]["said"],
+        "versions": results["trl"][0]["versions"],
+        "sides": compare(results),
+        "pairs_per_second_of_each_turn": {
+            name: [round(one["pairs_per_second"], 3) for one in side] for name, side in results.items()
+        },
+        "cpu_seconds_of_each_turn": {
+            name: [round(one["cpu_seconds"], 2) for one in side] for name, side in results.items()
+        },
+    }
 
 
 def main() -> None:
@@ -210,39 +228,22 @@ def main() -> None:
         where = machine(arguments.threads)
         sides = {"trl": (arguments.peer_python, job)}
         sides |= {rule: (sys.executable, job | {"rule": rule}) for rule in ("response", "entropy")}
-        results = alternate(__file__, sides, arguments.repeats, arguments.threads)
-    lines = compare(results, job)
-    kept = {name: side[0]["kept"] for name, side in results.items()}
-    said = results["response"][0]["more"].pop("said")
-    record(
-        arguments.output,
-        {
-            "name": f"{arguments.tune}, {arguments.dtype}, {arguments.pairs} pairs, max_length {arguments.max_length}",
-            "machine": where,
-            "model": "tiny" if arguments.quick else MODEL,
-            "dataset": Path(arguments.dataset).name,
-            "settings": {key: job[key] for key in ("pairs", "max_length", "batch", "dtype", "tune")},
-            "repeats": arguments.repeats,
-            "pairs_read": job["read"],
-            "pairs_kept": kept,
-            "segrew_says": said,
-            "versions": results["trl"][0]["more"],
-            "sides": lines,
-            "pairs_per_second_of_each_turn": {
-                name: [round(one["pairs_per_second"], 3) for one in side] for name, side in results.items()
-            },
-        },
-    )
+
+        def keep(results: Results) -> None:
+            record(arguments.output, line_of(arguments, job, where, results))
+
+        results = alternate(__file__, sides, arguments.repeats, arguments.threads, keep)
     table = Table(
         "rule", "TRL pairs/s", "segrew pairs/s", "ratio", "of CPU time", "memory of TRL's", "last loss", "target"
     )
-    for line in lines:
+    found = line_of(arguments, job, where, results)
+    for line in found["sides"]:
         speeds = (f"{line['trl_pairs_per_second']}", f"{line['segrew_pairs_per_second']}")
         gains = (f"{line['speedup']}x", f"{line['cpu_time_ratio']}x", f"{line['memory_of_trl']}")
         last, verdict = " / ".join(f"{x:.4f}" for x in line["last_losses"]), "met" if line["met"] else "MISSED"
         table.add_row(line["rule"], *speeds, *gains, last, f"{line['target']}: {verdict}")
     Console(width=130).print(table)
-    print(f"{job['read']} pairs read; kept by each side: {kept}")
+    print(f"{job['read']} pairs read; kept by each side: {found['pairs_kept']}; written to {arguments.output}")
 
 
 if __name__ == "__main__":
