@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from peers import (
+    Results,
     alternate,
     clock,
     machine,
     median,
     memory_mib,
     memory_of_imports,
+    met,
     ratio,
     record,
     serve,

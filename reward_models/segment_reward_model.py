@@ -384,7 +384,8 @@ class SegmentRewardModel:
                 features = self._features(chunk, max_tokens)
                 for rows in micro_batches(chunk, max_tokens, max_rows=max_rows):
                     part, places = chunk.select(rows), [first + row for row in rows]
-                    segmentation, readings = self._read_rows(part, features and features.of_rows(rows, chunk.lengths))
+                    known = None if features is None else features.of_rows(rows, chunk.lengths)
+                    segmentation, readings = self._read_rows(part, known)
                     cuts.append(segmentation)
                     described = self.describe(segmentation, readings, part, [texts[place] for place in places])
                     scored.update(zip(places, described, strict=True))
