@@ -123,7 +123,10 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
     temperatures = list(dict.fromkeys(config.temperatures)) if config.temperatures else [None]
     for temperature in temperatures:
         _ = [config.temperature_of(question, temperature) for question in questions]
-    RunDirectory(config.output_dir).check(overwrite=config.overwrite_output_dir)
+    claim: dict[str, Any] = {
+        "command": "generate", "config": to_dict(config), "overwrite": config.overwrite_output_dir
+    }  # fmt: skip
+    RunDirectory(config.output_dir).check(**claim)
     prompts = [question.messages for question in questions]
     before = scores_before(config.compare_to, str(config.reward_model), prompts) if config.compare_to else None
     answerer = _load(config)
@@ -133,9 +136,7 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
     for temperature in temperatures:
         temperature_of = partial(config.temperature_of, chosen=temperature)
         answered = answerer.answer(questions, temperature_of, config.most, config.seed)
-        run = run or RunDirectory.create(
-            config.output_dir, command="generate", config=to_dict(config), overwrite=config.overwrite_output_dir
-        )
+        run = run or RunDirectory.create(config.output_dir, **claim)
         label = f"t{temperature:g}" if len(temperatures) > 1 else ""
         draws.append(_write(run.path / label, label, questions, answered, answerer, config))
         candidates = [one for turns in answered for one in turns]

@@ -129,15 +129,12 @@ def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], lis
 def main(argv: list[str]) -> None:
     """Run `segrew score`."""
     config, output, options = parse("score", (ScoreConfig, ScoreOutput, DataOptions), argv)
-    run = RunDirectory(output.output_dir)
-    run.check(overwrite=output.overwrite_output_dir)
+    claim: dict[str, Any] = {
+        "command": "score", "config": to_dict(config, output, options), "overwrite": output.overwrite_output_dir
+    }  # fmt: skip
+    RunDirectory(output.output_dir).check(**claim)
     answers, scored, record = _score(config, options)
-    run = RunDirectory.create(
-        output.output_dir,
-        command="score",
-        config=to_dict(config, output, options),
-        overwrite=output.overwrite_output_dir,
-    )
+    run = RunDirectory.create(output.output_dir, **claim)
     write_records(run.path, [record])
     records = [score_record(answer, result) for answer, result in zip(answers, scored, strict=True)]
     write_jsonl(run.path / "scores.jsonl", records)

@@ -187,17 +187,18 @@ def train_reward_model(
     first = args.process_index == 0
     console = console or Console(quiet=not first)
     assert args.output_dir is not None
-    run = RunDirectory(args.output_dir)
-    may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
+    run, options = RunDirectory(args.output_dir), options or DataOptions()
+    claim: dict[str, Any] = {"command": "train-rm", "config": to_dict(config, args, options)}
+    claim |= {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     if first:
-        run.check(**may)
+        run.check(**claim)
     if config.tune == "head" and args.resume_from_checkpoint:
         raise ValueError(
             "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
         )
     checkpoint = None if config.tune == "head" else _checkpoint_of(args)
     repository = claim_repository(args) if args.push_to_hub and first else None
-    options, tokenizer = options or DataOptions(), load_tokenizer(config.model_name_or_path)
+    tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     loaded = load_pairs(config, options, args.seed, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
@@ -205,7 +206,7 @@ def train_reward_model(
     with args.main_process_first(desc="reading the segmenter"):  # the others find its entropies in the cache
         prepared = prepare(config, args, chat, loaded, console)
     if first:
-        RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args, options), **may)
+        RunDirectory.create(args.output_dir, **claim)
         write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
     model, metrics = _fit(prepared, model, config, args, run, checkpoint)

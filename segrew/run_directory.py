@@ -85,16 +85,11 @@ class RunDirectory:
         """Claim `path` for a run and record its settings in `run.json`.
 
         Raises:
-            ValueError: the directory holds another run, or files that no run of segrew made.
+            ValueError: see `check`.
         """
         run = cls(path)
-        used = run.check(overwrite=overwrite, resume=resume)
-        if used and resume and (before := read_json(run.path / RUN_FILE)["command"]) != command:
-            raise ValueError(
-                f"--output_dir {path} holds a run of `segrew {before}`; `segrew {command}` cannot resume it."
-            )
+        used = run.check(command=command, config=config, overwrite=overwrite, resume=resume)
         if used and not resume:
-            run._refuse_inputs(config)
             shutil.rmtree(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         if not (used and resume):
@@ -103,16 +98,19 @@ class RunDirectory:
             run.write_json(RUN_FILE, record)
         return run
 
-    def check(self, *, overwrite: bool = False, resume: bool | None = None) -> bool:
+    def check(
+        self, *, command: str, config: dict[str, Any], overwrite: bool = False, resume: bool | None = None
+    ) -> bool:
         """Return whether the directory holds a run, which the caller may then replace or continue.
 
         Args:
             resume: None where the command cannot continue a run.
 
-        Long work calls this before it begins, and `create` when it has something to write.
+        Long work calls this before it begins, and `create` with the same arguments when it has something to write.
 
         Raises:
-            ValueError: it may not, or the files there were made by no run of segrew.
+            ValueError: it may not: the run is of another command, or holds what this one reads, or the files there
+                were made by no run of segrew.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--output_dir {self.path} is a file; name a directory.")
@@ -125,6 +123,12 @@ class RunDirectory:
                 f"--output_dir {self.path} already holds a run; name a new directory, {again}or replace it with "
                 "--overwrite_output_dir true."
             )
+        if used and resume and (before := read_json(self.path / RUN_FILE)["command"]) != command:
+            raise ValueError(
+                f"--output_dir {self.path} holds a run of `segrew {before}`; `segrew {command}` cannot resume it."
+            )
+        if used and not resume:
+            self._refuse_inputs(config)
         return used
 
     def _refuse_inputs(self, config: dict[str, Any]) -> None:
