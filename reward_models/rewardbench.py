@@ -25,7 +25,7 @@ from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import TOKENS_PER_BATCH, model_fingerprint, plain_model
-from segrew.run_directory import RunDirectory, read_json, read_jsonl, write_jsonl
+from segrew.run_directory import RunDirectory, read_json, read_jsonl, require_same_settings, write_jsonl
 from segrew.sources import DataRecord, write_records
 
 ANSWERS_PER_CHUNK = 256
@@ -170,14 +170,9 @@ def open_benchmark(
     settings, directory = scoring_settings(config, items, reward_model), Path(config.output_dir)
     resume = (directory / SETTINGS_FILE).is_file() and not config.overwrite_output_dir
     if resume:
-        earlier = read_json(directory / SETTINGS_FILE)
-        matter = [key for key in settings if key not in ("reward_model", "dataset", "split")]  # hashes say more
-        differing = [f"{k} {earlier.get(k)!r}, now {settings[k]!r}" for k in matter if earlier.get(k) != settings[k]]
-        if differing:
-            raise ValueError(
-                f"--output_dir {directory} holds scores made with other settings ({'; '.join(differing)}); name a new "
-                "directory, or replace it with --overwrite_output_dir true."
-            )
+        hashed = ("reward_model", "dataset", "split")  # hashes say more
+        matter = {name: value for name, value in settings.items() if name not in hashed}
+        require_same_settings(read_json(directory / SETTINGS_FILE), matter, directory)
     run = RunDirectory.create(
         directory,
         command="rewardbench",

@@ -25,7 +25,7 @@ from segrew.data_options import DataOptions
 from segrew.language_models import load_tokenizer
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
-from segrew.run_directory import RunDirectory
+from segrew.run_directory import RUN_FILE, RunDirectory, read_json, require_same_settings
 from segrew.sources import names_of, write_records
 
 
@@ -80,11 +80,23 @@ def _train_head(prepared: Prepared, model: Any, config: RewardModelConfig, run: 
     return metrics
 
 
-def _checkpoint_of(args: TrainingArguments) -> str | None:
+# What a resumed run may change without ceasing to be the same run, and what of the Trainer's own it may not.
+FREE_ON_RESUME = {
+    "overwrite_output_dir", "num_print_samples", "lora_merge", "eval_dataset_name", "dataset_test_split",
+    "max_tokens_per_batch",
+}  # fmt: skip
+KEPT_ON_RESUME = (
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "seed", "data_seed", "bf16", "fp16",
+)  # fmt: skip
+
+
+def _checkpoint_of(config: RewardModelConfig, args: TrainingArguments, options: DataOptions) -> str | None:
     """Return the training checkpoint to go on from, if one is asked for.
 
     Raises:
-        ValueError: there is none, or it lacks its head.
+        ValueError: there is none, it lacks its head, or it was made with other settings.
     """
     wanted = args.resume_from_checkpoint
     if not wanted:
@@ -97,6 +109,13 @@ def _checkpoint_of(args: TrainingArguments) -> str | None:
             f"{args.output_dir} are its folders checkpoint-N (--save_strategy says when they are written)."
         )
     require_head(Path(wanted))
+    record = Path(wanted).parent / RUN_FILE
+    if not record.is_file():
+        raise ValueError(f"--resume_from_checkpoint {wanted}: lies in no run, whose {RUN_FILE} would say its settings.")
+    own = {name: value for name, value in to_dict(config, options).items() if name not in FREE_ON_RESUME}
+    of_trainer = args.to_dict()
+    matter = own | {name: of_trainer[name] for name in KEPT_ON_RESUME}
+    require_same_settings(read_json(record)["config"], matter, wanted)
     return str(wanted)
 
 
@@ -196,7 +215,7 @@ def train_reward_model(
         raise ValueError(
             "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
         )
-    checkpoint = None if config.tune == "head" else _checkpoint_of(args)
+    checkpoint = None if config.tune == "head" else _checkpoint_of(config, args, options)
     repository = claim_repository(args) if args.push_to_hub and first else None
     tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)

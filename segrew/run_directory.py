@@ -66,6 +66,24 @@ def read_jsonl(path: str | Path) -> list[dict]:
     return rows
 
 
+def require_same_settings(before: dict[str, Any], now: dict[str, Any], where: str | Path) -> None:
+    """Refuse to go on from what was made with other settings.
+
+    Args:
+        before: as a run wrote them down. now: those that matter.
+
+    Raises:
+        ValueError: naming each that differs, with both values.
+    """
+    now = json.loads(json.dumps(now))  # as it was written
+    differing = [f"{k} {before.get(k)!r}, now {value!r}" for k, value in now.items() if before.get(k) != value]
+    if differing:
+        raise ValueError(
+            f"{where} was made with other settings ({'; '.join(differing)}); go on with the same ones, name a new "
+            "--output_dir, or replace the run with --overwrite_output_dir true."
+        )
+
+
 class RunDirectory:
     """A run's output directory, which never overwrites another run unless told to."""
 

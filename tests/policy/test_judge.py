@@ -124,7 +124,8 @@ def test_other_settings_do_not_go_on(run, stand_in, capsys, name, value):
     server = stand_in(longer_wins)
     run(server)
     out = run(server, code=2, **{name: value})
-    assert f"holds a run whose {name} was" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"was made with other settings ({name} " in said and f", now {value!r}" in said
     assert len(server.requests) == 10 and len(read_jsonl(out / "judgments.jsonl")) == 10
 
 

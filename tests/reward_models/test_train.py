@@ -73,6 +73,23 @@ def test_a_run_stopped_and_resumed_equals_the_uninterrupted_one(tmp_path, train,
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
+def test_a_run_is_not_resumed_with_other_settings(tmp_path, train):
+    flags = {"tune": "lora", "max_steps": 2, "save_strategy": "steps", "save_steps": 1, "dataset_test_split": "null"}
+    train(tmp_path / "run", **flags)
+    before = weights_of(tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    other = {"lora_r": 4, "learning_rate": 0.5, "aggregator": "softmax", "bad_rows": "skip"}
+    said = "lora_r 16, now 4; .*bad_rows 'error', now 'skip'; learning_rate 0.0001, now 0.5"
+    for directory in ("run", "new"):  # the checkpoint may be another run's
+        with pytest.raises(ValueError, match=rf"checkpoint-1 was made with other settings \(.*{said}\)"):
+            train(tmp_path / directory, resume_from_checkpoint=checkpoint, **flags | other)
+    assert_same(before, weights_of(tmp_path / "run"))
+    train(tmp_path / "run", resume_from_checkpoint=checkpoint, **flags | {"max_steps": 3, "logging_steps": 1})
+    (tmp_path / "run" / "run.json").rename(tmp_path / "elsewhere.json")
+    with pytest.raises(ValueError, match=r"checkpoint-1: lies in no run"):
+        train(tmp_path / "new", resume_from_checkpoint=checkpoint, **flags)
+
+
 def test_gradient_accumulation_equals_a_larger_batch(tmp_path, train):
     flags = SGD | {"max_steps": 2, "learning_rate": 0.1, "max_grad_norm": 0}
     train(tmp_path / "a", **flags)
