@@ -13,7 +13,7 @@ from policy.best_of import Candidates
 from policy.evaluate import score_tokens
 from policy.rollout import Answers, Sampling, sample_answers
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse
 from segrew.chat import ChatFormat, Message
 
 
@@ -98,8 +98,5 @@ class Answerer:
         if model is None:
             return []
         if self.scored_on == "text":
-            scored = model.score(prompts, answers.texts, description="Scoring")
-        else:
-            scored = score_tokens(model, answers.conversations, generator=generator, description="Scoring")
-        refuse_non_finite(scored)
-        return scored
+            return model.score(prompts, answers.texts, description="Scoring")
+        return score_tokens(model, answers.conversations, generator=generator, description="Scoring")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
@@ -121,7 +121,6 @@ def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], lis
         description="Scoring",
         templates=[answer.template for answer in answers],
     )
-    refuse_non_finite(scored)
     fitted = Counter(f"with {part} cut to fit" for result in scored for part in result.cut)
     return answers, scored, DataRecord("scored", "answers", len(scored), sources, fitted)
 
