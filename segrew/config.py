@@ -9,11 +9,10 @@ import difflib
 import json
 import math
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
-T = TypeVar("T")
 _COUNTS = ("batch_size", "tokens_per_batch", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
 
 
@@ -154,13 +153,6 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
         refuse(f"unexpected '{stray[0]}'; settings are written --name value.")
     _check_numbers(tuple(parsed))
     return tuple(parsed)
-
-
-def defaults_of(cls: type[T], **changes: Any) -> T:
-    """Build a config in code with the same checks as on the command line."""
-    config = cls(**changes)
-    _check_numbers((config,))
-    return config
 
 
 def to_dict(*configs: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from policy.ppo_config import PPOConfig
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
-from segrew.config import arg, defaults_of, parse, read_yaml, to_dict
+from segrew.config import arg, parse, read_yaml, to_dict
 from segrew.data_options import DataOptions
 
 ROOT = Path(__file__).parents[2]
@@ -181,12 +181,6 @@ def test_help_shows_every_text_even_with_a_percent_sign(toy, capsys):
     with pytest.raises(SystemExit) as exit:
         toy(None, "--help")
     assert exit.value.code == 0 and "A rate, 10 % of something." in capsys.readouterr().out
-
-
-def test_building_in_code_has_the_same_checks():
-    assert defaults_of(Toy, name="x").name == "x"
-    with pytest.raises(ValueError, match="--learning_rate nan"):
-        defaults_of(Toy, learning_rate=float("nan"))
 
 
 def test_resolved_settings_are_plain_data():
