@@ -86,6 +86,11 @@ def run_benchmark(
     if config.prior_sets:
         prior, prior_sources = read_prior_sets(config.prior_sets, options)
         items, sources = items + prior, sources + prior_sources
+    if config.benchmark == "localisation" and not any(item.spans for item in items):
+        raise ValueError(
+            f"{config.source[0]}: none of {len(items)} answers has a marked error (column 'spans', or 'faults' of a "
+            "pair), so there is nothing to locate; --benchmark pairs takes pairs without marks."
+        )
     others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
