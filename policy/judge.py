@@ -180,6 +180,7 @@ def judge(config: JudgeConfig, console: Console | None = None) -> dict[str, Any]
     rubric = Rubric.load(config.rubrics, config.dimensions)
     matches, unmatched = load_matches(config)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model) if config.reward_model else None
+    config.endpoint.require_reachable()
     run, judgments = open_run(config, rubric)
     if judgments:
         console.print(f"Continuing: {len(judgments)} judgments are there.", highlight=False)
