@@ -105,6 +105,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
+    optimizer, scheduler = _optimizer(roles, config)
     if accelerator.is_main_process:
         RunDirectory.create(config.output_dir, **claim)
         _record(directory.path, loaded, encoded, console)
@@ -113,7 +114,6 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
             warnings.warn(config.sampling.warning, stacklevel=2)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("segrew", config={})
-    optimizer, scheduler = _optimizer(roles, config)
     policy, prepared = accelerator.prepare(roles.policy, optimizer)
     critic = None if roles.critic is None else accelerator.prepare(roles.critic)
     run = Run(

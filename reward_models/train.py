@@ -1,5 +1,6 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
+from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -228,7 +229,8 @@ def train_reward_model(
         RunDirectory.create(args.output_dir, **claim)
         write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
-    model, metrics = _fit(prepared, model, config, args, run, checkpoint)
+    with run.given_back_without("metrics.jsonl") if first else nullcontext():
+        model, metrics = _fit(prepared, model, config, args, run, checkpoint)
     summary = _report(metrics, prepared, config, console)
     reward_model = SegmentRewardModel(model.eval(), prepared.chat, prepared.card, segmenter=prepared.segmenter)
     if not first:

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -141,13 +143,27 @@ class RunDirectory:
                 f"--output_dir {self.path} already holds a run; name a new directory, {again}or replace it with "
                 "--overwrite_output_dir true."
             )
-        if used and resume and (before := read_json(self.path / RUN_FILE)["command"]) != command:
+        if used and resume and (before := read_json(self.path / RUN_FILE).get("command")) != command:
             raise ValueError(
                 f"--output_dir {self.path} holds a run of `segrew {before}`; `segrew {command}` cannot resume it."
             )
         if used and not resume:
             self._refuse_inputs(config)
         return used
+
+    @contextmanager
+    def given_back_without(self, name: str) -> Iterator[None]:
+        """Remove the directory again where the work inside fails before the file `name` has a line.
+
+        Nothing is lost by it, and the next try finds the directory free.
+        """
+        try:
+            yield
+        except BaseException:
+            path = self.path / name
+            if not (path.exists() and path.stat().st_size) and not any(self.path.glob("checkpoint-*")):
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def _refuse_inputs(self, config: dict[str, Any]) -> None:
         """Refuse to delete what the run itself is to read."""

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import policy.ppo as ppo
+from policy import rloo
 from policy.ppo import main, train_policy
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.reading import Readings
@@ -349,6 +350,16 @@ def test_flags_reach_the_run(settings, capsys):
     ]  # fmt: skip
     main(flags)
     assert len(lines(Path(config.output_dir), "metrics.jsonl")) == 1
+
+
+def test_rloo_is_named_in_its_bar_and_its_record(settings, capsys):
+    config = settings(total_steps=1)
+    names = ("model_name_or_path", "reward_model_path", "dataset_name", "output_dir", "total_steps")
+    flags = [word for name in names for word in (f"--{name}", str(getattr(config, name)))]
+    rloo.main([*flags, "--rollout_batch_size", "4", "--max_new_tokens", "4", "--num_samples_per_prompt", "2"])
+    said = capsys.readouterr().err
+    assert "RLOO" in said and "PPO" not in said
+    assert json.loads((Path(config.output_dir) / "run.json").read_text())["command"] == "rloo"
 
 
 def test_a_released_convention_runs(settings):

@@ -38,6 +38,10 @@ def falling(prompts, completions):
 def constant(prompts, completions):
     return [1.0] * len(completions)
 
+def fails(prompts, completions):
+    raise RuntimeError("no such scorer")
+
+
 def one_bad(prompts, completions):
     return [1.0, None, math.nan, math.inf, 2.0, 3.0][: len(completions)]
 
@@ -108,6 +112,20 @@ def test_programs_are_rewarded_by_running_them_and_only_by_permission(settings, 
             assert sample["score"] > -1
         except (SyntaxError, ValueError):
             assert sample["score"] == -1
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_no_directory(settings, rewards, tmp_path):
+    for failing, message in (
+        ({"reward_functions": [f"{rewards}:fails"], "reward_model_path": ""}, "fails raised RuntimeError"),
+        ({"use_peft": True, "lora_target_modules": ["nowhere"]}, "nowhere"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_policy(settings(**failing))
+        assert not (tmp_path / "run").exists()
+    path = train_policy(settings(total_steps=1, save_steps=1))
+    with pytest.raises(ValueError, match="nowhere"):
+        train_policy(settings(use_peft=True, lora_target_modules=["nowhere"], overwrite_output_dir=True))
+    assert len(lines(path, "metrics.jsonl")) == 1
 
 
 def test_sources_add_up_with_their_weights(settings, rewards, reward_dirs):
