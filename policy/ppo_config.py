@@ -1,7 +1,7 @@
 """The settings of a PPO run, each with the text that `segrew ppo --help` shows."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policy.code_rewards import CodeExecution
 from policy.estimators import Compat, Estimator, Whitening
@@ -27,6 +27,16 @@ RewardRule = Literal["terminal", Rule]
 @dataclass
 class PPOConfig(RuleSettings, CodeExecution):
     """PPO at any reward and action granularity."""
+
+    HEADINGS: ClassVar = {
+        "model_name_or_path": "Models and rewards",
+        "dataset_name": "Prompts",
+        "output_dir": "The run",
+        "reward_rule": "The two axes",
+        "rollout_batch_size": "Rollouts",
+        "total_steps": "PPO",
+        "learning_rate": "Optimizer",
+    }
 
     # Models
     model_name_or_path: str = arg(

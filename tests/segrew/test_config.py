@@ -1,6 +1,7 @@
 """One parser for files and flags: precedence, numbers, booleans, null, and errors that name what is wrong."""
 
 import ast
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -181,6 +182,23 @@ def test_help_shows_every_text_even_with_a_percent_sign(toy, capsys):
     with pytest.raises(SystemExit) as exit:
         toy(None, "--help")
     assert exit.value.code == 0 and "A rate, 10 % of something." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_flag_once_under_headings_within_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(command, COMMANDS[command], ["--help"])
+    shown = capsys.readouterr().out.splitlines()
+    names = [line.split()[0][2:] for line in shown if line.startswith("  --")]
+    known = [field.name for cls in COMMANDS[command] for field in dataclasses.fields(cls)]
+    assert sorted(names) == sorted(known) and shown[0].startswith(f"usage: segrew {command} [--config")
+    assert max(map(len, (line for line in shown if line.startswith(" ")))) <= 80
+    headings = [line for line in shown if line.endswith(":") and line[0] != " "]
+    if command == "ppo":
+        own = ["Models and rewards", "Prompts", "The run", "The two axes", "Rollouts", "PPO", "Optimizer"]
+        assert headings[:7] == [f"{heading}:" for heading in own] and headings[-1].startswith("How rows are read")
+        assert names.index("cliprange") < names.index("learning_rate") < names.index("code_timeout")
 
 
 def test_resolved_settings_are_plain_data():
