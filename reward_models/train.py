@@ -1,5 +1,6 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
+import pickle
 from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 from torch import nn
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
@@ -127,20 +129,28 @@ def _train_with_trainer(
     args: TrainingArguments,
     run: RunDirectory,
     checkpoint: str | None,
+    console: Console,
 ) -> dict[str, float]:
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
-    with scores_as_forward(model, prepared.card):
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, disable=bool(args.disable_tqdm) or console.quiet)
+    with bar, scores_as_forward(model, prepared.card):
         trainer = PairTrainer(
             model,
             run,
             center_rewards_coefficient=config.center_rewards_coefficient,
             num_print_samples=config.num_print_samples,
+            bar=bar,
             args=args,
             train_dataset=prepared.train,
             eval_dataset=prepared.test,
         )
-        trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except pickle.UnpicklingError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"{checkpoint}: a file holds more than plain data, or is damaged ({reason})") from None
         return trainer.evaluate() if prepared.test is not None else {}
 
 
@@ -175,6 +185,7 @@ def _fit(
     args: TrainingArguments,
     run: RunDirectory,
     checkpoint: str | None,
+    console: Console,
 ) -> tuple[nn.Module, dict[str, float]]:
     if hasattr(model, "peft_config"):  # an adapter to start from becomes part of its base
         model = model.merge_and_unload()
@@ -188,7 +199,7 @@ def _fit(
         add_unit_attention(model)
     if config.tune == "lora":
         model = _with_lora(model, config)
-    return model, _train_with_trainer(prepared, model, config, args, run, checkpoint)
+    return model, _train_with_trainer(prepared, model, config, args, run, checkpoint, console)
 
 
 def train_reward_model(
@@ -230,7 +241,7 @@ def train_reward_model(
         write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
     with run.given_back_without("metrics.jsonl") if first else nullcontext():
-        model, metrics = _fit(prepared, model, config, args, run, checkpoint)
+        model, metrics = _fit(prepared, model, config, args, run, checkpoint, console)
     summary = _report(metrics, prepared, config, console)
     reward_model = SegmentRewardModel(model.eval(), prepared.chat, prepared.card, segmenter=prepared.segmenter)
     if not first:
