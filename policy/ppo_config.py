@@ -8,7 +8,7 @@ from policy.estimators import Compat, Estimator, Whitening
 from policy.kl_control import KLController, KLEstimator, KLPlace
 from policy.losses import Ratio, Reduction
 from policy.ppo_checks import check_settings
-from policy.reward_shaping import Interpolation
+from policy.reward_shaping import Interpolation, RewardScale
 from policy.rollout import Sampling
 from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
@@ -105,6 +105,9 @@ class PPOConfig(RuleSettings, CodeExecution):
     )
     interpolation: Interpolation = arg("even", help="How a unit's reward is spread over its tokens.")
     reward_clip: float = arg(10.0, help="Bound on a unit's normalized reward, before it is spread.")
+    reward_scale: RewardScale = arg(
+        "none", help="Divide an answer's rewards by its number of units or of tokens, so that length does not pay."
+    )
     missing_eos_penalty: float | None = arg(None, help="Taken once from the last token of a cut-off answer.")
     truncated_answers: Literal["score", "mask", "bootstrap"] = arg(
         "score",
