@@ -4,6 +4,7 @@ What a step draws depends only on the seed, the step and the process, so a check
 """
 
 import os
+import pickle
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -97,7 +98,10 @@ def load_checkpoint(path: Path, critic: nn.Module | None, optimizer: Any, schedu
     if critic is not None:
         missing = critic.load_state_dict(load_file(path / CRITIC_FILE), strict=False).missing_keys
         assert not {name for name, _ in _trained(critic)} & set(missing), "the checkpoint lacks weights of the critic"
-    saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    try:
+        saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(f"{path / OPTIMIZER_FILE}: holds more than plain data, or is damaged; not loaded.") from None
     optimizer.load_state_dict(saved["optimizer"])
     scheduler.load_state_dict(saved["scheduler"])
     record = read_json(path / STATE_FILE)

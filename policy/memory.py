@@ -20,7 +20,9 @@ ACTIVATIONS, CHECKPOINTED_ACTIVATIONS = 17 * FLOAT32, FLOAT32
 def estimate_memory(config: PPOConfig) -> dict[str, int]:
     """Bytes by role: weights × dtype, gradients, AdamW's two moments, roughly the activations, the KV cache."""
     try:
-        model_config: Any = AutoConfig.from_pretrained(resolve_model(config.model_name_or_path))
+        model_config: Any = AutoConfig.from_pretrained(
+            resolve_model(config.model_name_or_path), trust_remote_code=False
+        )
     except OSError as error:
         raise ValueError(f"no language model at '{config.model_name_or_path}': {str(error).splitlines()[0]}") from None
     with torch.device("meta"):

@@ -259,7 +259,6 @@ class SegmentRewardModel:
         """Encode a response to a prompt within `max_length`.
 
         Args:
-            batch_size: responses of one forward pass at most; None for no limit but that of its tokens.
             finished: False for a response that was cut off, and so has no stop token.
             template: further arguments of the chat template, such as tools.
         """

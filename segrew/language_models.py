@@ -53,7 +53,7 @@ def load_tokenizer(name_or_path: str) -> Any:
     if base is not None and not (Path(name_or_path) / "tokenizer_config.json").is_file():
         return load_tokenizer(base)
     try:
-        return AutoTokenizer.from_pretrained(resolve_model(name_or_path))
+        return AutoTokenizer.from_pretrained(resolve_model(name_or_path), trust_remote_code=False)
     except Exception as error:  # of a damaged file, tokenizers knows no narrower one
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"no tokenizer can be read from '{name_or_path}': {reason}") from None
@@ -84,6 +84,7 @@ def load_causal_lm(
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             resolve_model(name_or_path),
+            trust_remote_code=False,
             dtype=dtype or best_dtype(device),
             output_loading_info=True,
         )
