@@ -84,7 +84,8 @@ class RewardModelCard:
         content = read_json(directory / CARD_FILE)
         from_here = content.pop(_FROM_HERE, None)
         try:
-            if from_here and not Path(content["base_model"]).is_dir() and (directory / from_here).is_dir():
+            named = Path(content["base_model"])
+            if from_here and named.is_absolute() and not named.is_dir() and (directory / from_here).is_dir():
                 content["base_model"] = lasting_name(str(directory / from_here))
             segmentation = SegmentationConfig.from_dict(content.pop("segmentation"))
             settings = {name: value for name, value in content.items() if name not in _NOT_FIELDS}
