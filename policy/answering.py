@@ -14,6 +14,7 @@ from policy.rollout import Answers, Sampling, sample_answers
 from policy.room import check_room
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse
+from segrew import processes
 from segrew.chat import ChatFormat, Message
 
 
@@ -76,7 +77,7 @@ class Answerer:
         temperature = 0.0 if sampling.greedy else sampling.temperature
         repeated = [prompt for prompt in prompts for _ in range(n)]
         ids = [self.chat.prompt_ids(prompt) for prompt in prompts]
-        label = f"Answering at temperature {temperature:g}"
+        label = processes.label(f"Answering at temperature {temperature:g}")
         answers = sample_answers(
             self.model, self.chat, [row for row in ids for _ in range(n)], sampling, generator, label
         )
@@ -94,5 +95,6 @@ class Answerer:
         if model is None:
             return []
         if self.scored_on == "text":
-            return model.score(prompts, answers.texts, description="Scoring")
-        return score_tokens(model, answers.conversations, generator=generator, description="Scoring")
+            return model.score(prompts, answers.texts, description=processes.label("Scoring"))
+        label = processes.label("Scoring")
+        return score_tokens(model, answers.conversations, generator=generator, description=label)
