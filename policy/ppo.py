@@ -58,8 +58,9 @@ def train_policy(config: PPOConfig, options: DataOptions | None = None, command:
             metrics = train_step(run, step)
             if step % config.eval_steps == 0 or step == config.total_steps:
                 with run.clock("evaluation"):
-                    metrics |= evaluate(run, step)
-                metrics["time/evaluation"] = run.seconds["evaluation"]
+                    found = evaluate(run, step)
+                if found:
+                    metrics |= found | {"time/evaluation": run.seconds["evaluation"]}
             report(run, metrics)
             if config.save_steps and step % config.save_steps == 0:
                 save_run(run, step)
