@@ -27,7 +27,7 @@ METRICS = {
     "policy/updates", "policy/skipped_updates", "gradient/relative_variance", "reward/bad_rows", "reward/flat_prompts",
     "actions/count", "actions/length", "response/distinct_1", "response/distinct_2", "response/repetition",
 }  # fmt: skip
-UNREPEATABLE = {key for key in METRICS if key.startswith("time/")} | {"tokens_per_second", "memory/peak_mb"}
+UNREPEATABLE = ("time/", "tokens_per_second", "memory/peak_mb")
 
 
 def lines(path: Path, name: str) -> list[dict]:
@@ -35,7 +35,7 @@ def lines(path: Path, name: str) -> list[dict]:
 
 
 def repeatable(rows: list[dict]) -> list[dict]:
-    return [{key: value for key, value in row.items() if key not in UNREPEATABLE} for row in rows]
+    return [{key: value for key, value in row.items() if not key.startswith(UNREPEATABLE)} for row in rows]
 
 
 GRID = [
