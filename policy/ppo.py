@@ -105,7 +105,7 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
     policy, critic = roles.policy.eval(), roles.critic
     prompts = [run.prompt_ids[i] for i in positions]
     with run.accelerator.autocast():
-        answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator)
+        answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator, engine=run.engine)
         tokens = config.max_tokens_per_batch
         read = partial(policy, temperature=config.temperature)
         logprobs, entropy = in_micro_batches(read, answers.conversations, tokens)
@@ -116,7 +116,8 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
             if config.truncated_answers == "bootstrap":
                 (after,) = in_micro_batches(lambda part: (critic.after(part),), answers.conversations, tokens)
                 after = after[:, 0].masked_fill(answers.conversations.ended.to(after.device), 0.0)
-    return Rollout(answers.conversations, answers.texts, logprobs, entropy, values, after)
+    gap = answers.logprob_gap(logprobs)
+    return Rollout(answers.conversations, answers.texts, logprobs, entropy, values, after, gap)
 
 
 def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None = None) -> None:

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policy.code_rewards import CodeExecution
+from policy.engines import EngineSettings
 from policy.estimators import Compat, Estimator, Whitening
 from policy.kl_control import KLController, KLEstimator, KLPlace
 from policy.losses import Ratio, Reduction
 from policy.ppo_checks import check_settings
 from policy.reward_shaping import Interpolation
-from policy.rollout import Sampling
+from policy.sampling import Sampling
 from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
 from segrew.chat import SystemRole
@@ -25,7 +26,7 @@ RewardRule = Literal["terminal", Rule]
 
 
 @dataclass
-class PPOConfig(RuleSettings, CodeExecution):
+class PPOConfig(RuleSettings, CodeExecution, EngineSettings):
     """PPO at any reward and action granularity."""
 
     # Models
@@ -187,6 +188,7 @@ class PPOConfig(RuleSettings, CodeExecution):
 
     def __post_init__(self) -> None:
         CodeExecution.__post_init__(self)
+        EngineSettings.__post_init__(self)
         check_settings(self)
 
     @property

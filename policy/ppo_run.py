@@ -23,6 +23,7 @@ from policy.readings import RewardSource
 from policy.reward_sources import load_evaluators, load_sources
 from policy.roles import Roles, load_roles
 from policy.run_state import RunState
+from policy.sampling import GenerationEngine
 from policy.scoring import Axes
 from reward_models.checkpoints import find_checkpoint as find_reward_model
 from reward_models.checkpoints import write_for_older_readers
@@ -44,6 +45,7 @@ class Run:
     directory: RunDirectory
     accelerator: Accelerator
     roles: Roles
+    engine: GenerationEngine
     axes: Axes
     sources: list[RewardSource]
     evaluators: list[RewardSource]
@@ -101,6 +103,11 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     if accelerator.is_main_process:
         print_memory(estimate_memory(config), console)
     roles = load_roles(config, accelerator.device, checkpoint)
+    engine = config.engine(
+        roles.chat,
+        dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32,
+        max_model_len=config.max_prompt_length + config.max_new_tokens,
+    )
     axes = Axes.from_config(config, roles.reward_model)
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
@@ -117,8 +124,8 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     policy, prepared = accelerator.prepare(roles.policy, optimizer)
     critic = None if roles.critic is None else accelerator.prepare(roles.critic)
     run = Run(
-        config, options, directory, accelerator, roles, axes, sources, evaluators, RunState(config.kl_coef), policy,
-        critic, prepared, scheduler, kept, ids,
+        config, options, directory, accelerator, roles, engine, axes, sources, evaluators, RunState(config.kl_coef),
+        policy, critic, prepared, scheduler, kept, ids,
         encoded["evaluation"][0][: config.eval_samples] if config.eval_dataset else [],
     )  # fmt: skip
     return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
