@@ -57,6 +57,7 @@ class PPOConfig(RuleSettings, CodeExecution, EngineSettings):
         None, help="Compute in bfloat16; default where the processor has it. Trained weights stay float32."
     )
     gradient_checkpointing: bool = arg(False, help="Recompute activations in the backward pass to save memory.")
+    use_liger_kernel: bool = arg(False, help="Liger's fused kernels in every model; needs CUDA and segrew[liger].")
     use_peft: bool = arg(
         False, help="Train LoRA adapters of policy and critic; the reference is the policy without its adapter."
     )

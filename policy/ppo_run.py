@@ -31,6 +31,7 @@ from segrew.chat import ChatFormat
 from segrew.config import to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import best_dtype
+from segrew.liger import apply_liger_kernel
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
@@ -110,6 +111,11 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     )
     axes = Axes.from_config(config, roles.reward_model)
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
+    if config.use_liger_kernel:
+        reward = roles.reward_model and roles.reward_model.model
+        apply_liger_kernel(
+            roles.policy.model, roles.reference, roles.critic and roles.critic.trunk, reward, roles.segmenter
+        )
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
     if accelerator.is_main_process:

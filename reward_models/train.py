@@ -23,6 +23,7 @@ from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import load_tokenizer
+from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
 from segrew.run_directory import RunDirectory
@@ -110,6 +111,7 @@ def _train_with_trainer(
 ) -> dict[str, float]:
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
+    args.use_liger_kernel = False  # it is in the layers; the Trainer would put a language model's forward above them
     with scores_as_forward(model, prepared.card):
         trainer = PairTrainer(
             model,
@@ -160,6 +162,8 @@ def _fit(
         model = model.merge_and_unload()
     model.requires_grad_(True)
     _turn_off_dropout(model)
+    if args.use_liger_kernel:
+        apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     if config.tune == "head":
         return model, _train_head(prepared, model, config, run)
     if config.aggregator != "learned":
