@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import policy.ppo as ppo
 import policy.update as update_module
 from policy.ppo import train_policy
+from policy.ppo_run import open_run
 from reward_models import SegmentRewardModel
 from reward_models.reading import Readings
 
@@ -326,3 +327,15 @@ def test_a_killed_and_resumed_run_is_exact_with_every_state(settings, prompts_fi
     coefficients = [row["kl/coef"] for row in lines(whole, "metrics.jsonl")]
     assert coefficients == [row["kl/coef"] for row in lines(resumed, "metrics.jsonl")]
     assert (len(set(coefficients)) > 1) == ("kl_controller" in options)
+
+
+def test_liger_kernels_reach_every_model_of_a_run(settings, monkeypatch):
+    given = []
+    with pytest.raises(ValueError, match="--use_liger_kernel true"):
+        settings(use_liger_kernel=True)
+    monkeypatch.setattr("policy.ppo_checks.check_liger_kernel", lambda: None)
+    monkeypatch.setattr("policy.ppo_run.apply_liger_kernel", lambda *models: given.extend(models))
+    run, _ = open_run(settings(use_liger_kernel=True))
+    roles = run.roles
+    expected = [roles.policy.model, roles.reference, roles.critic.trunk, roles.reward_model.model, roles.segmenter]
+    assert all(a is b for a, b in zip(given, expected, strict=True)) and given[0] is not None

@@ -1,0 +1,53 @@
+"""The checks for a GPU run on a CPU at small size, each on its own, and see what is wrong."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_everything_but_the_values_holds_at_small_size(load, tmp_path, capsys):
+    words = ["mode", "synchronisation", "bandwidth", "beside", "step", "chunks", "normalizer"]
+    status = load("gpu_check").main(["--device", "cpu", "--output", str(tmp_path / "out.json"), "--only", *words])
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert (status, record["failed"]) == (0, []), record["checks"]
+    checks = record["checks"]
+    assert checks["PPO step"]["tokens_per_second"] > 0 and len(checks["reward-model step"]["losses"]) == 1
+    assert checks["packed rows beside padded"]["states_gap"] < 1e-5
+    assert 0 < checks["bf16 beside float32"]["nats"][0] < 0.05
+    assert "PPO step" in capsys.readouterr().out
+
+
+def test_a_check_that_fails_is_noted_and_the_rest_go_on(load, tmp_path, monkeypatch):
+    check, parity = load("gpu_check"), load("gpu_parity")
+
+    def broken(x):
+        raise RuntimeError("two\nlines")
+
+    wrong = {"a": broken, "b": lambda x: [x.rewards + (x.rewards.dtype == torch.float32)], "c": lambda x: [x.values]}
+    monkeypatch.setattr(parity, "CHECKS", wrong)
+    monkeypatch.setattr(check, "speed_checks", lambda *_: {})
+    status = check.main(["--device", "cpu", "--output", str(tmp_path / "out.json")])
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert status == 1 and record["failed"] == ["a", "b", "deterministic mode"]
+    assert record["checks"]["a"]["says"].startswith("lines (") and "test_gpu_check.py" in record["checks"]["a"]["says"]
+    assert record["checks"]["c"]["ok"] and record["checks"]["b"]["difference"] == pytest.approx(1, rel=0.1)
+
+
+def test_what_does_not_repeat_itself_is_named(load, monkeypatch):
+    parity = load("gpu_parity")
+    monkeypatch.setattr(parity, "CHECKS", {"steady": lambda x: [x.values], "loose": lambda x: [torch.rand(3)]})
+    outcome = parity.repeats_itself(torch.device("cpu"))
+    assert not outcome.ok and "loose" in outcome.says and "steady" not in outcome.says
+    assert not torch.are_deterministic_algorithms_enabled()
