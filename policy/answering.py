@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from policy.answer_files import Question
 from policy.best_of import Candidates
 from policy.evaluate import score_tokens
 from policy.rollout import Answers, sample_answers
+from policy.room import check_room
 from policy.sampling import GenerationEngine, Sampling
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
@@ -41,17 +41,13 @@ class Answerer:
         Raises:
             ValueError: naming the longest question.
         """
-        config: Any = self.model.config
-        limit, new = getattr(config.get_text_config(), "max_position_embeddings", None), self.sampling.max_new_tokens
-        needed = {
-            q.where or q.id: len(self.chat.prompt_ids(q.prompt([""] * q.turns))) + q.turns * new for q in questions
-        }
-        longest = max(needed, key=lambda where: needed[where])
-        if limit is not None and needed[longest] > limit:
-            raise ValueError(
-                f"{longest}: needs up to {needed[longest]} tokens with its answers, the model's context has {limit}; "
-                f"lower --max_new_tokens {new}, or leave the question out."
-            )
+        new = self.sampling.max_new_tokens
+        needed = [
+            (q.where or q.id, len(self.chat.prompt_ids(q.prompt([""] * q.turns))) + q.turns * new) for q in questions
+        ]
+        check_room(
+            self.model, needed, name="the model", remedy=f"lower --max_new_tokens {new}, or leave the question out."
+        )
 
     def answer(
         self, questions: list[Question], temperature_of: Callable[[Question], float], n: int, seed: int

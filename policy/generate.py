@@ -153,6 +153,7 @@ def _load(config: GenerateConfig) -> Answerer:
     if config.reward_model is not None:
         find_reward_model(config.reward_model)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    config.sampling.check(chat)
     model = load_causal_lm(config.model_name_or_path)
     scorer = None if config.reward_model is None else SegmentRewardModel.from_pretrained(config.reward_model)
     return Answerer(model, chat, scorer, config.sampling, config.engine(chat))

@@ -22,6 +22,7 @@ from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
 from policy.reward_sources import load_evaluators, load_sources
 from policy.roles import Roles, load_roles
+from policy.room import check_room
 from policy.run_state import RunState
 from policy.sampling import GenerationEngine
 from policy.scoring import Axes
@@ -118,6 +119,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
         )
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
+    _check_answers(config, roles, encoded)
     if accelerator.is_main_process:
         RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
         _record(directory.path, loaded, encoded, console)
@@ -182,6 +184,23 @@ def _load(config: PPOConfig, options: DataOptions) -> dict[str, LoadedPrompts]:
 
 def _encode(prompts: list[Prompt], chat: ChatFormat, config: PPOConfig) -> Encoded:
     return encode_prompts(prompts, chat, config.max_prompt_length, config.overlong)
+
+
+def _check_answers(config: PPOConfig, roles: Roles, encoded: dict[str, Encoded]) -> None:
+    """Refuse stop tokens that do not exist, and prompts that leave an answer no room in a model that reads it."""
+    config.sampling.check(roles.chat)
+    needed = [
+        (prompt.where, len(ids) + config.max_new_tokens)
+        for prompts, rows, _ in encoded.values()
+        for prompt, ids in zip(prompts, rows, strict=True)
+    ]
+    remedy = (
+        f"lower --max_new_tokens {config.max_new_tokens}, or --max_prompt_length {config.max_prompt_length} so that "
+        "longer prompts are left out (--overlong truncate_prompt_left cuts them)."
+    )
+    check_room(roles.policy.model, needed, name="the policy", remedy=remedy)
+    if roles.reward_model is not None and config.reward_tokens == "ids":
+        check_room(roles.reward_model.model, needed, name="the reward model", remedy=remedy)
 
 
 def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:

@@ -132,7 +132,7 @@ def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None 
     critic = _critic(config, reward_model, device) if config.advantage_estimator == "gae" else None
     policy, reference = _policy_and_reference(start, config, device, checkpoint)
     for model in filter(None, (policy, critic)):
-        _disable_dropout(model)
+        disable_dropout(model)
         if config.gradient_checkpointing:
             _checkpoint_gradients(model)
     return Roles(TokenPolicy(policy), reference, critic, reward_model, segmenter, chat)
@@ -183,7 +183,7 @@ def _with_adapter(model: nn.Module, config: PPOConfig) -> nn.Module:
     return get_peft_model(model, lora)  # type: ignore[arg-type]
 
 
-def _disable_dropout(model: nn.Module) -> None:
+def disable_dropout(model: nn.Module) -> None:
     """Log-probabilities of the same tokens must not differ between two passes."""
     for module in model.modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
@@ -217,15 +217,29 @@ def check_same_tokens(chat: ChatFormat, reward_model: SegmentRewardModel, path: 
             f"({len(differing)} tokens differ). Train the reward model from this policy's model, or let it read the "
             "answers' text: --reward_tokens text."
         )
-    rows = trunk_of(reward_model.model).get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if max(ours.values()) >= rows:
-        token = max(ours, key=lambda name: ours[name])
-        raise ValueError(
-            f"the reward model in {path} has {rows} embedding rows, too few for the policy's token {token!r} "
-            f"(id {ours[token]}). Train the reward model from this policy's model."
-        )
+    check_vocabulary(chat, reward_model.model, f"the reward model in {path}")
     if chat.tokenizer.chat_template != reward_model.chat.tokenizer.chat_template:
         raise ValueError(
             f"the reward model in {path} was trained with another chat template than the policy's; pass "
             f"--chat_template {path}/chat_template.jinja to use its own, or --reward_tokens text."
         )
+
+
+def check_vocabulary(chat: ChatFormat, model: nn.Module, name: str) -> int:
+    """Return how many embedding rows a model has, all tokens among them.
+
+    Args:
+        name: of the model, in words.
+
+    Raises:
+        ValueError: naming a token without one.
+    """
+    ours = chat.tokenizer.get_vocab()
+    rows = trunk_of(model).get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if max(ours.values()) >= rows:
+        token = max(ours, key=lambda name: ours[name])
+        raise ValueError(
+            f"{name} has {rows} embedding rows, too few for the tokenizer's token {token!r} (id {ours[token]}). Train "
+            "it from the model that the tokenizer belongs to, or restore that model's own tokenizer."
+        )
+    return rows

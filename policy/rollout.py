@@ -150,7 +150,7 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
     settings = GenerationConfig(
         do_sample=not sampling.greedy,
         temperature=sampling.temperature,
-        top_k=sampling.top_k,
+        top_k=None if sampling.greedy else sampling.top_k,
         top_p=sampling.top_p,
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=stop_ids,

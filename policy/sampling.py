@@ -68,6 +68,19 @@ class Sampling:
         """Every token that ends an answer."""
         return tuple(dict.fromkeys((*chat.stop_ids, *self.stop_token_ids)))
 
+    def check(self, chat: ChatFormat) -> None:
+        """Refuse stop tokens that the tokenizer does not have.
+
+        Raises:
+            ValueError: naming them.
+        """
+        unknown = [token for token in self.stop_token_ids if token >= len(chat.tokenizer)]
+        if unknown:
+            raise ValueError(
+                f"--stop_token_ids {unknown}: the tokenizer has the ids 0 to {len(chat.tokenizer) - 1}, so no answer "
+                "would ever stop there; look the token up with `tokenizer.convert_tokens_to_ids`."
+            )
+
     def effective(self, chat: ChatFormat) -> dict[str, Any]:
         """The settings in force, to be logged."""
         stop_ids = list(self.stop_ids(chat))

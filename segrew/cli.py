@@ -19,6 +19,7 @@ COMMANDS = {
     "probe": ("policy.probe:main", "which action granularity has the quietest gradient, from one set of rollouts"),
     "generate": ("policy.generate:main", "answers of a policy in AlpacaEval's, Arena-Hard's or MT-Bench's format"),
     "judge": ("policy.judge:main", "two answer files before a judge behind an OpenAI-compatible endpoint"),
+    "doctor": ("policy.doctor:main", "check a model, a reward model and this machine before a run"),
     "cache": ("segrew.cache_command:main", "list or clear the entropies and states kept of frozen models"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
@@ -39,7 +40,7 @@ def _quiet_libraries() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; a user's error prints one message and returns 2."""
+    """Run one command and return its exit status: 2 for a user's error, which prints one message."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         command = getattr(import_module(module), function)
         _quiet_libraries()
-        command(argv[1:])
+        return command(argv[1:]) or 0
     except (ValueError, OSError) as error:
         if os.environ.get("SEGREW_TRACEBACK"):
             raise
@@ -64,7 +65,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nsegrew {argv[0]}: interrupted.", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":
