@@ -188,15 +188,15 @@ def test_answers_come_in_order_and_end_at_the_stop_tokens(engine, model, chat):
 
 def test_first_tokens_have_the_model_s_frequencies_at_the_temperature(engine, model, chat):
     (prompt,) = ask(chat, "Say hi.")
-    sampling = Sampling(max_new_tokens=1, temperature=0.5, batch_size=600)
-    answers = sample_answers(model, chat, [prompt] * 600, sampling, generator(2), engine=engine)
+    sampling = Sampling(max_new_tokens=1, temperature=0.5, batch_size=120)
+    answers = sample_answers(model, chat, [prompt] * 120, sampling, generator(2), engine=engine)
     counts = torch.bincount(torch.tensor([row[0] for row in answers.conversations.responses]), minlength=259)
     with torch.no_grad():
         expected = (model(torch.tensor([prompt])).logits[0, -1] / 0.5).softmax(-1)
     top = expected.topk(5).indices
-    spread = (600 * expected[top] * (1 - expected[top])).sqrt()
-    assert ((counts[top] - 600 * expected[top]).abs() < 4.5 * spread).all()
-    assert (counts > 0).sum() > 20
+    spread = (120 * expected[top] * (1 - expected[top])).sqrt()
+    assert ((counts[top] - 120 * expected[top]).abs() < 4.5 * spread).all()
+    assert (counts > 0).sum() > 8
 
 
 def test_it_draws_from_the_model_as_it_is_now(engine, model, chat):
