@@ -53,13 +53,20 @@ class VllmEngine:
         """Copy every weight into the engine, which starts up the first time, and forget what it has cached."""
         inner = plain_model(model)
         dtype, self._device = self.dtype or inner.dtype, inner.device
-        with torch.autocast(self._device.type, enabled=False):  # the engine chooses its own precision
+        with self._apart():
             if self._llm is None:
                 self._llm = self._start(inner, dtype)
             weights = ((name, weight.to(dtype)) for name, weight in checkpoint_weights(inner))
             # Through the worker's loader, which repacks what vLLM keeps in a layout of its own.
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self._llm.reset_prefix_cache()  # it holds keys and values of the weights before
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """The engine chooses its own precision, and torch's random state stays as it was."""
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.autocast(self._device.type, enabled=False):
+            yield
 
     def _start(self, inner: Any, dtype: torch.dtype) -> Any:
         from vllm import LLM
@@ -105,7 +112,7 @@ class VllmEngine:
             for _, n in together
         ]
         requests = [{"prompt_token_ids": prompt} for prompt, _ in together]
-        with torch.autocast(self._device.type, enabled=False):
+        with self._apart():
             outputs = self._llm.generate(requests, params, use_tqdm=bool(description))
         return [_drawn(answer) for output in outputs for answer in output.outputs]
 
