@@ -15,6 +15,7 @@ from policy.room import check_room
 from policy.sampling import GenerationEngine, Sampling
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
+from segrew import processes
 from segrew.chat import ChatFormat, Message
 
 
@@ -78,7 +79,7 @@ class Answerer:
         temperature = 0.0 if sampling.greedy else sampling.temperature
         repeated = [prompt for prompt in prompts for _ in range(n)]
         ids = [self.chat.prompt_ids(prompt) for prompt in prompts]
-        label = f"Answering at temperature {temperature:g}"
+        label = processes.label(f"Answering at temperature {temperature:g}")
         answers = sample_answers(
             self.model, self.chat, [row for row in ids for _ in range(n)], sampling, generator, label, self.engine
         )
@@ -96,8 +97,10 @@ class Answerer:
         if model is None:
             return []
         if self.scored_on == "text":
-            scored = model.score(prompts, answers.texts, description="Scoring")
+            scored = model.score(prompts, answers.texts, description=processes.label("Scoring"))
         else:
-            scored = score_tokens(model, answers.conversations, generator=generator, description="Scoring")
+            scored = score_tokens(
+                model, answers.conversations, generator=generator, description=processes.label("Scoring")
+            )
         refuse_non_finite(scored)
         return scored

@@ -146,13 +146,13 @@ def first_kl(
     """Before the first update policy and reference agree on drawn answers, in PPO's own passes and dtype."""
     rows = _drawn(model, chat, readers, config, greedy=False).conversations
     policy = TokenPolicy(model)
-    roles = Roles(policy, reference, None, None, None, chat)
+    roles = Roles(policy, reference, None, None, None, chat, fingerprint="")
     device = next(model.parameters()).device
     dtype = best_dtype(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         with _as_it_trains(model):
             logprobs, _ = in_micro_batches(lambda part: policy(part, 1.0), rows, TOKENS_PER_BATCH)
-        others, _ = roles.reference_statistics(rows, temperature=1.0, max_tokens=TOKENS_PER_BATCH)
+        (others,) = roles.reference_pass(rows, temperatures=[1.0], max_tokens=TOKENS_PER_BATCH).logprobs
     worst, kl = _largest(logprobs - others, rows), _largest(kl_estimates(logprobs, others)[2], rows)
     measured = f"log-ratios up to {worst:.1e}, k3 up to {kl:.1e}, {str(dtype).removeprefix('torch.')}"
     if worst <= SAME:

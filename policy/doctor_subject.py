@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reward_models import SegmentRewardModel
 from reward_models.checkpoints import find_checkpoint, load_classifier
-from reward_models.reading import read_rewards
+from reward_models.reading import read_head
 from reward_models.score import Answer, load_answers
 from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
 from segrew.chat import ChatFormat
@@ -197,8 +197,7 @@ def _readers(subject: "Subject", answers: list[Answer], config: DoctorConfig) ->
 
 def token_rewards(model: nn.Module, states: ResponseStates, conversations: Conversations) -> Float[Tensor, "b t"]:
     """The reward after each response token, whatever the rule."""
-    columns = torch.arange(states.mask.shape[1], device=states.mask.device).expand(states.mask.shape)
-    return read_rewards(plain_model(model).score.float(), states.at, columns, states.mask)
+    return read_head(plain_model(model).score, states.at).masked_fill(~states.mask, 0.0)
 
 
 def _conversations(answers: list[Answer], chat: ChatFormat, config: DoctorConfig, model: nn.Module) -> Conversations:

@@ -224,14 +224,14 @@ def sample_answers(
 
 def in_micro_batches(
     compute: Callable[[Conversations], tuple[Tensor, ...]], conversations: Conversations, max_tokens: int
-) -> tuple[Float[Tensor, "b t"], ...]:
-    """Run `compute` on rows of similar length at a time and lay its [rows, t] results out as [b, t]."""
+) -> tuple[Float[Tensor, "b t ..."], ...]:
+    """Run `compute` on rows of similar length at a time and lay its [rows, t, …] results out as [b, t, …]."""
     width = max(conversations.lengths)
     whole: tuple[Tensor, ...] = ()
     for rows in micro_batches(conversations, max_tokens):
         parts = compute(conversations.select(rows))
         if not whole:
-            whole = tuple(part.new_zeros(len(conversations), width) for part in parts)
+            whole = tuple(part.new_zeros(len(conversations), width, *part.shape[2:]) for part in parts)
         for target, part in zip(whole, parts, strict=True):
             target[rows, : part.shape[1]] = part
     return whole

@@ -24,6 +24,9 @@ COMMANDS = {
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
 
+# Those that divide their rows over processes; the others run in one.
+DIVIDED = ("train-rm", "calibrate", "rewardbench", "score", "show", "ppo", "rloo", "probe", "generate")
+
 
 def _usage() -> str:
     lines = ["usage: segrew COMMAND [--config FILE.yaml] [--name value ...]", "", "commands:"]
@@ -34,7 +37,8 @@ def _usage() -> str:
 def _quiet_libraries() -> None:
     """Keep progress bars of loading and notices meant for library authors off the terminal."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, which mostly warn of the same
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr) if first else None
     if "transformers" in sys.modules:
         sys.modules["transformers"].utils.logging.disable_progress_bar()
 
@@ -51,6 +55,13 @@ def main(argv: list[str] | None = None) -> int:
         near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else f" (there are: {', '.join(COMMANDS)})"
         print(f"segrew: no command '{argv[0]}'{hint}", file=sys.stderr)
+        return 2
+    if os.environ.get("WORLD_SIZE", "1") != "1" and argv[0] not in DIVIDED:
+        print(
+            f"segrew {argv[0]}: error: runs in one process; start it without `accelerate launch` or `torchrun` "
+            f"(several can share {', '.join(DIVIDED)}).",
+            file=sys.stderr,
+        )
         return 2
     module, _, function = COMMANDS[argv[0]][0].partition(":")
     try:

@@ -164,9 +164,9 @@ def test_a_proxy_that_rises_while_the_evaluator_falls_is_reported(settings, rewa
     """The policy stays as it is; the held-out score is made to rise."""
     read, calls = SegmentRewardModel.read, []
 
-    def rising(self, conversations, segmentation):
+    def rising(self, conversations, segmentation, outputs):
         calls.append(None)
-        found = read(self, conversations, segmentation)
+        found = read(self, conversations, segmentation, outputs)
         return Readings(found.rewards, found.scores + 0.1 * len(calls))
 
     monkeypatch.setattr(SegmentRewardModel, "read", rising)
@@ -222,11 +222,11 @@ def broken_losses(row: int):
     whole = update_module.losses
 
     def losses(run, rollout, experience, rows, sizes, **options):
-        loss, stats, share = whole(run, rollout, experience, rows, sizes, **options)
-        if row in rows:
-            weight = next(run.policy.parameters())
-            loss = loss + (weight * torch.inf).sum()
-        return loss, stats, share
+        for loss, stats in whole(run, rollout, experience, rows, sizes, **options):
+            if row in rows:
+                weight = next(run.policy.parameters())
+                loss = loss + (weight * torch.inf).sum()
+            yield loss, stats
 
     return losses
 
