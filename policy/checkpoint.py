@@ -24,7 +24,7 @@ LOGS = ("metrics.jsonl", "samples.jsonl", "evaluation.jsonl")
 # What a resumed run may change without ceasing to be the same run.
 FREE_ON_RESUME = {
     "total_steps", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "eval_steps", "save_steps",
-    "save_total_limit", "samples_per_step", "report_to", "code_workers",
+    "save_total_limit", "samples_per_step", "report_to", "code_workers", "vllm_gpu_memory_utilization",
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from policy.answer_style import token_counter
 from policy.answering import Answerer
 from policy.best_of import Candidates, SftColumns, plot_sweep, sweep_row, write_training_sets
 from policy.compare_scores import scores_before, write_comparison
-from policy.rollout import Sampling
+from policy.engines import EngineSettings
+from policy.sampling import Sampling
 from reward_models import SegmentRewardModel
 from reward_models.checkpoints import find_checkpoint as find_reward_model
 from segrew import processes
@@ -29,7 +30,7 @@ CATEGORY_TEMPERATURES = {"writing": 0.7, "roleplay": 0.7, "extraction": 0.0, "ma
 
 
 @dataclass
-class GenerateConfig:
+class GenerateConfig(EngineSettings):
     """Which policy answers which questions, and how."""
 
     model_name_or_path: str = arg(
@@ -59,6 +60,7 @@ class GenerateConfig:
     seed: int = arg(0, help="Of sampling.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.best_of or min(self.best_of) < 1:
             raise ValueError(f"--best_of {self.best_of}: each N must be at least 1.")
         if self.model_id is not None and not self.model_id.replace(".", "").replace("-", "").replace("_", "").isalnum():
@@ -159,7 +161,7 @@ def _load(config: GenerateConfig) -> Answerer:
     config.sampling.check(chat)
     model = load_causal_lm(config.model_name_or_path)
     scorer = None if config.reward_model is None else SegmentRewardModel.from_pretrained(config.reward_model)
-    return Answerer(model, chat, scorer, config.sampling)
+    return Answerer(model, chat, scorer, config.sampling, config.engine(chat))
 
 
 def _write(

@@ -134,7 +134,7 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
     prompts = [run.prompt_ids[i] for i in positions]
     tokens = config.max_tokens_per_batch
     with run.clock("rollout"), run.accelerator.autocast():
-        answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator)
+        answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator, engine=run.engine)
     conversations = answers.conversations
     with run.clock("logprobs"), run.accelerator.autocast():
         read = partial(policy, temperature=config.temperature)
@@ -148,7 +148,8 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
                 after = after[:, 0].masked_fill(conversations.ended.to(after.device), 0.0)
             else:
                 (values,) = in_micro_batches(lambda part: (critic(part),), conversations, tokens)
-    return Rollout(conversations, answers.texts, logprobs, entropy, values, after)
+    gap = answers.logprob_gap(logprobs)
+    return Rollout(conversations, answers.texts, logprobs, entropy, values, after, gap)
 
 
 def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from segrew.liger import check_liger_kernel
+
 if TYPE_CHECKING:
     from policy.ppo_config import PPOConfig
 
@@ -33,6 +35,8 @@ def check_settings(config: "PPOConfig") -> None:
         raise ValueError(
             "--reward_model_path is missing: name a directory made by `segrew train-rm`, or give --reward_functions."
         )
+    if config.use_liger_kernel:
+        check_liger_kernel()
     _ = config.sampling, config.rule_named(config.action_rule)  # refuse their own bad values
     _check_ranges(config)
     _check_batches(config)

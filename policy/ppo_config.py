@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from policy.code_rewards import CodeExecution
+from policy.engines import EngineSettings
 from policy.estimators import Compat, Estimator, Whitening
 from policy.kl_control import KLController, KLEstimator, KLPlace
 from policy.losses import Ratio, Reduction
 from policy.ppo_checks import check_settings
 from policy.reward_shaping import Interpolation, RewardScale
-from policy.rollout import Sampling
+from policy.sampling import Sampling
 from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
 from segrew.chat import SystemRole
@@ -25,7 +26,7 @@ RewardRule = Literal["terminal", Rule]
 
 
 @dataclass
-class PPOConfig(RuleSettings, CodeExecution):
+class PPOConfig(RuleSettings, CodeExecution, EngineSettings):
     """PPO at any reward and action granularity."""
 
     HEADINGS: ClassVar = {
@@ -66,6 +67,7 @@ class PPOConfig(RuleSettings, CodeExecution):
         None, help="Compute in bfloat16; default where the processor has it. Trained weights stay float32."
     )
     gradient_checkpointing: bool = arg(False, help="Recompute activations in the backward pass to save memory.")
+    use_liger_kernel: bool = arg(False, help="Liger's fused kernels in every model; needs CUDA and segrew[liger].")
     use_peft: bool = arg(
         False,
         help="Train LoRA adapters of policy and critic, which with the reference share one base; an adapter to start "
@@ -205,6 +207,7 @@ class PPOConfig(RuleSettings, CodeExecution):
 
     def __post_init__(self) -> None:
         CodeExecution.__post_init__(self)
+        EngineSettings.__post_init__(self)
         check_settings(self)
 
     @property

@@ -27,6 +27,7 @@ from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import load_tokenizer
+from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
 from segrew.run_directory import RUN_FILE, RunDirectory, read_json, require_same_settings
@@ -135,6 +136,7 @@ def _train_with_trainer(
     """Train; return the metrics, and all weights where processes divide them."""
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
+    args.use_liger_kernel = False  # it is in the layers; the Trainer would put a language model's forward above them
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, disable=bool(args.disable_tqdm) or console.quiet)
     with bar, scores_as_forward(model, prepared.card):
@@ -205,6 +207,8 @@ def _trainable(model: Any, config: RewardModelConfig) -> nn.Module:
         model = model.merge_and_unload()
     model.requires_grad_(True)
     _turn_off_dropout(model)
+    if args.use_liger_kernel:
+        apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     if config.tune == "head":
         return model
     if config.aggregator != "learned":

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import policy.ppo as ppo
 import policy.update as update_module
 from policy.ppo import train_policy
+from policy.ppo_run import open_run
 from reward_models import SegmentRewardModel
 from reward_models.reading import Readings
 
@@ -405,3 +406,15 @@ def test_a_reward_model_without_room_is_refused_too(settings, reward_dirs, tmp_p
     with pytest.raises(ValueError, match="the reward model's context has 32"):
         train_policy(settings(reward_model_path=str(small)))
     assert not (tmp_path / "run").exists()
+
+
+def test_liger_kernels_reach_every_model_of_a_run(settings, monkeypatch):
+    given = []
+    with pytest.raises(ValueError, match="--use_liger_kernel true"):
+        settings(use_liger_kernel=True)
+    monkeypatch.setattr("policy.ppo_checks.check_liger_kernel", lambda: None)
+    monkeypatch.setattr("policy.ppo_run.apply_liger_kernel", lambda *models: given.extend(models))
+    run, _ = open_run(settings(use_liger_kernel=True))
+    roles = run.roles
+    expected = [roles.policy.model, roles.reference, roles.critic.trunk, roles.reward_model.model, roles.segmenter]
+    assert all(a is b for a, b in zip(given, expected, strict=True)) and given[0] is not None

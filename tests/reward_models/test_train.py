@@ -288,3 +288,17 @@ def test_batches_keep_chosen_and_rejected_side_by_side(build_byte_tokenizer):
 def test_a_head_that_is_fitted_has_no_checkpoint_to_resume(tmp_path, train):
     with pytest.raises(ValueError, match="--tune head fits its head in one go"):
         train(tmp_path / "a", tune="head", resume_from_checkpoint="latest")
+
+
+def test_liger_kernels_reach_the_layers_and_the_trainer_adds_no_loss_of_a_language_model(tmp_path, train, monkeypatch):
+    """As liger-kernel does it, told to: any forward but the layers' would end the training."""
+    given = []
+    monkeypatch.setattr("reward_models.train_config.check_liger_kernel", lambda: given.append("checked"))
+    monkeypatch.setattr(
+        "reward_models.train.apply_liger_kernel", lambda *models, kernels: given.append((models, kernels))
+    )
+    monkeypatch.setattr("transformers.trainer.apply_liger_kernel", lambda *_: given.append("by the Trainer"))
+    train(tmp_path / "a", max_steps=1, learning_rate=0.1, use_liger_kernel=True, **SGD)
+    assert given[0] == "checked" and "by the Trainer" not in given
+    (((model, segmenter), kernels),) = (one for one in given if one != "checked")
+    assert kernels is None and hasattr(model, "score") and hasattr(segmenter, "lm_head")
