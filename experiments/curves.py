@@ -8,6 +8,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from segrew.run_directory import read_jsonl
 
 Curve = dict[str, Any]
 Settings = dict[str, Any]
+Points = list[tuple[float, float]]  # of a line
 BEST = 10  # the last steps, whose mean is an arm's final score
 # Names in the record of a curve, and the metrics of a step that they stand for.
 METRICS = {"scores": "reward/score", "kl": "kl/k1", "kl_answer": "kl/answer", "length": "response/length"}
@@ -32,7 +34,9 @@ def learn(settings: Settings, output: Path) -> Curve:
     curve |= {name: [round(row[metric], 5) for row in rows] for name, metric in METRICS.items()}
     if settings.get("eval_dataset"):
         held_out = read_jsonl(output / "evaluation.jsonl")
-        judged = {name: [[e["step"], _mean(e["evaluators"][name])] for e in held_out] for name in held_out[0]["evaluators"]}
+        judged = {
+            name: [[e["step"], _mean(e["evaluators"][name])] for e in held_out] for name in held_out[0]["evaluators"]
+        }
         curve["held_out"] = {"score": [[e["step"], _mean(e["scores"])] for e in held_out]} | judged
     return curve
 
@@ -78,7 +82,7 @@ def steps_to(curve: Curve, target: float) -> int | None:
 
 def at(points: Sequence[Sequence[float]], x: float) -> float | None:
     """y where a curve of (x, y) first comes to x, by straight lines between its points; None if it never does."""
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
     return None
@@ -123,19 +127,23 @@ def speed_table(curves: list[Curve], arms: Iterable[str], target: float) -> str:
                 f"{pace:.2f}",
             )
         )  # fmt: skip
-    header = ("arm", "seeds", f"score, last {BEST} steps", "reached the target", "steps to it", "seconds to it", "s/step")
+    header = (
+        "arm",
+        "seeds",
+        f"score, last {BEST} steps",
+        "reached the target",
+        "steps to it",
+        "seconds to it",
+        "s/step",
+    )
     return markdown(header, rows)
 
 
 def picture(
-    path: Path, panels: dict[str, dict[str, list[list[tuple[float, float]]]]], *, x: str, y: str, target: float | None = None
+    path: Path, panels: dict[str, dict[str, list[Points]]], *, x: str, y: str, target: float | None = None
 ) -> None:
     """Draw panels of lines: for each name the curves of its seeds, as their mean with a 95 % band over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.6 * len(panels), 3.8), sharey=True, squeeze=False)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         for name, seeds in lines.items():
@@ -158,6 +166,41 @@ def picture(
     pyplot.close(figure)
 
 
-def by_step(curve: Curve, key: str = "scores") -> list[tuple[float, float]]:
+def bars(
+    path: Path, curves: list[Curve], arms: Iterable[str], scores: dict[str, Callable[[Curve], float | None]], *, y: str
+) -> None:
+    """Draw a point with its 95 % interval over seeds for each arm, and the seeds beside it; a panel for each score."""
+    pyplot, arms = _pyplot(), [arm for arm in arms if of_arm(curves, arm)]
+    figure, axes = pyplot.subplots(1, len(scores), figsize=(5.2 * len(scores), 0.36 * len(arms) + 1.2), sharey=True)
+    for axis, (title, score) in zip(axes, scores.items(), strict=True):
+        for place, arm in enumerate(arms):
+            values = [value for curve in of_arm(curves, arm) if (value := score(curve)) is not None]
+            if not values:
+                continue
+            low, high = bootstrap_interval(values)
+            axis.plot([low, high], [place, place], color="C0", linewidth=2.2)
+            axis.plot([statistics.fmean(values)], [place], "o", color="C0")
+            axis.plot(values, [place + 0.22] * len(values), "|", color="grey", markersize=5)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(y)
+        axis.grid(axis="x", linewidth=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(arms)), arms)
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def by_step(curve: Curve, key: str = "scores") -> Points:
     """(step, running mean of five) of a metric."""
     return [(step, value) for step, value in enumerate(smooth(curve[key]), 1)]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parent))
 
 from curves import Curve, by_step, cell, learn, of_arm, paired, picture, run_all, speed_table, steps_to  # noqa: E402
 from keys import LENGTH, LETTERS, UNIT, write_policy  # noqa: E402
