@@ -26,11 +26,11 @@ METRICS = {"scores": "reward/score", "kl": "kl/k1", "kl_answer": "kl/answer", "l
 
 def learn(settings: Settings, output: Path) -> Curve:
     """Train a policy; return its seconds, its metrics by step, and [step, mean] of each held-out evaluator."""
-    begun = time.perf_counter()
+    begun, worked = time.perf_counter(), time.process_time()
     train_policy(PPOConfig(**settings, output_dir=str(output), overwrite_output_dir=True))
-    seconds = time.perf_counter() - begun
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - worked
     rows = read_jsonl(output / "metrics.jsonl")
-    curve: Curve = {"steps": len(rows), "seconds": round(seconds, 1)}
+    curve: Curve = {"steps": len(rows), "seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
     curve |= {name: [round(row[metric], 5) for row in rows] for name, metric in METRICS.items()}
     if settings.get("eval_dataset"):
         held_out = read_jsonl(output / "evaluation.jsonl")
@@ -80,6 +80,11 @@ def steps_to(curve: Curve, target: float) -> int | None:
     return next((i + 1 for i, score in enumerate(smooth(curve["scores"])) if score >= target), None)
 
 
+def pace(curve: Curve) -> float:
+    """Seconds a step: of one core where they are known, which other jobs do not change, else of the clock."""
+    return curve.get("cpu_seconds", curve["seconds"]) / curve["steps"]
+
+
 def at(points: Sequence[Sequence[float]], x: float) -> float | None:
     """y where a curve of (x, y) first comes to x, by straight lines between its points; None if it never does."""
     for (x0, y0), (x1, y1) in pairwise(points):
@@ -117,14 +122,13 @@ def speed_table(curves: list[Curve], arms: Iterable[str], target: float) -> str:
         if not found:
             continue
         reached = [(steps, curve) for curve in found if (steps := steps_to(curve, target)) is not None]
-        pace = statistics.median(curve["seconds"] / curve["steps"] for curve in found)
         everyone = len(reached) == len(found)  # a mean over those that arrive would flatter the others
         rows.append(
             (
                 arm, len(found), cell([final(curve) for curve in found]), f"{len(reached)} of {len(found)}",
                 cell([steps for steps, _ in reached], 1) if everyone else "–",
-                cell([steps * curve["seconds"] / curve["steps"] for steps, curve in reached], 0) if everyone else "–",
-                f"{pace:.2f}",
+                cell([steps * pace(curve) for steps, curve in reached], 0) if everyone else "–",
+                f"{statistics.median(map(pace, found)):.2f}",
             )
         )  # fmt: skip
     header = (

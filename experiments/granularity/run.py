@@ -20,7 +20,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Curve, Points, at, bars, cell, learn, markdown, of_arm, paired, picture, run_all, smooth  # noqa: E402
+from curves import Curve, Points, at, bars, cell, learn, markdown, of_arm, pace, paired, picture, run_all, smooth  # noqa: E402
 from preferences import NEW_TOKENS, train_reward_models  # noqa: E402
 from stories import HELD_OUT_OPENINGS, MORE_OPENINGS, OPENINGS, write_prompts  # noqa: E402
 
@@ -112,7 +112,7 @@ def table(curves: list[Curve], arms: Arms, nats: float) -> str:
                     arm, len(found), cell([gold(curve) for curve in found]), cell(at_kl) + reached,
                     cell([final_kl(curve) for curve in found], 1), f"{start:.2f} → {proxy:.2f}",
                     cell([curve["length"][-1] for curve in found], 0),
-                    f"{statistics.median(curve['seconds'] / curve['steps'] for curve in found):.2f}",
+                    f"{statistics.median(map(pace, found)):.2f}",
                 )
             )  # fmt: skip
     header = (

@@ -26,13 +26,15 @@ TERMINAL: dict[str, Any] = {"reward_functions": ["keys:terminal"]}
 UNITS: dict[str, Any] = {"action_rule": "ngram", "n": UNIT, "ratio": "joint"}
 ARMS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
+    "dense, lambda .5": DENSE | {"lam": 0.5},
     "dense, lambda 1": DENSE | {"lam": 1.0},
     "dense, units act": DENSE | UNITS,
     "terminal": TERMINAL,
+    "terminal, lambda .5": TERMINAL | {"lam": 0.5},
     "terminal, lambda 1": TERMINAL | {"lam": 1.0},
     "terminal, units act": TERMINAL | UNITS,
 }
-PAIRS = [(f"dense{how}", f"terminal{how}") for how in ("", ", lambda 1", ", units act")]
+PAIRS = [(f"dense{how}", f"terminal{how}") for how in ("", ", lambda .5", ", lambda 1", ", units act")]
 SHARED: dict[str, Any] = {
     "reward_model_path": "", "chat_template": "raw", "rollout_batch_size": 16, "local_rollout_forward_batch_size": 16,
     "per_device_train_batch_size": 16, "max_new_tokens": LENGTH, "num_ppo_epochs": 1, "num_mini_batches": 1,
