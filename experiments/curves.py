@@ -97,6 +97,8 @@ def cell(values: Sequence[float], digits: int = 3) -> str:
     """Mean and its 95 % bootstrap interval over seeds."""
     if not values:
         return "–"
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
     low, high = bootstrap_interval(values)
     return f"{statistics.fmean(values):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
@@ -162,7 +164,8 @@ def picture(
             axis.axhline(target, color="grey", linewidth=0.8, linestyle=":")
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(x)
-        axis.legend(fontsize=7, frameon=False)
+        if axis.lines:
+            axis.legend(fontsize=7, frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel(y)
     figure.tight_layout()

@@ -20,7 +20,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Curve, Points, at, bars, cell, learn, markdown, of_arm, pace, paired, picture, run_all, smooth  # noqa: E402
+from curves import Curve, Points, at, bars, cell, learn, markdown, of_arm, pace, paired, picture, run_all  # noqa: E402
 from preferences import NEW_TOKENS, train_reward_models  # noqa: E402
 from stories import HELD_OUT_OPENINGS, MORE_OPENINGS, OPENINGS, write_prompts  # noqa: E402
 
@@ -85,10 +85,9 @@ def by_step(curve: Curve) -> Points:
 
 
 def by_kl(curve: Curve) -> Points:
-    """(KL an answer, held-out gold score), running means of three; after step s a policy answers at step s + 1."""
+    """(KL an answer, held-out gold score); the KL over three steps: after step s a policy answers at step s + 1."""
     kl, points = curve["kl_answer"], by_step(curve)
-    near = [statistics.fmean(kl[max(0, int(step) - 1) : int(step) + 2]) for step, _ in points]
-    return list(zip(near, smooth([score for _, score in points], 3), strict=True))
+    return [(statistics.fmean(kl[max(0, int(step) - 1) : int(step) + 2]), score) for step, score in points]
 
 
 def common_kl(curves: list[Curve], arms: Arms) -> float:
@@ -142,6 +141,8 @@ def report(curves: list[Curve]) -> str:
     """Write table.md and the pictures."""
     parts = []
     for name, arms in GROUPS.items():
+        if not any(of_arm(curves, arm) for arm in arms):
+            continue
         shown = arms if name in ("granularity", "kl") else {"segment": SEGMENT} | arms
         shown = {"bandit": BANDIT, "bandit, 5-grams act": BANDIT | NGRAMS} | shown if name == "kl" else shown
         nats = common_kl(curves, shown)
