@@ -116,33 +116,26 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(entry) for entry in line) + " |" for line in lines)
 
 
-def speed_table(curves: list[Curve], arms: Iterable[str], target: float) -> str:
-    """By arm: final score, and steps and seconds to the target, with intervals over seeds."""
-    rows = []
-    for arm in arms:
-        found = of_arm(curves, arm)
-        if not found:
-            continue
+def speed_table(curves: list[Curve], arms: Iterable[str], targets: Sequence[float]) -> str:
+    """By arm: final score, steps to each target, seconds to the last one; where not all seeds arrive, how many do."""
+
+    def arrival(found: list[Curve], target: float, step: Callable[[Curve], float], digits: int) -> str:
         reached = [(steps, curve) for curve in found if (steps := steps_to(curve, target)) is not None]
-        everyone = len(reached) == len(found)  # a mean over those that arrive would flatter the others
-        rows.append(
-            (
-                arm, len(found), cell([final(curve) for curve in found]), f"{len(reached)} of {len(found)}",
-                cell([steps for steps, _ in reached], 1) if everyone else "–",
-                cell([steps * pace(curve) for steps, curve in reached], 0) if everyone else "–",
-                f"{statistics.median(map(pace, found)):.2f}",
-            )
-        )  # fmt: skip
-    header = (
-        "arm",
-        "seeds",
-        f"score, last {BEST} steps",
-        "reached the target",
-        "steps to it",
-        "seconds to it",
-        "s/step",
-    )
-    return markdown(header, rows)
+        if len(reached) < len(found):  # a mean over those that arrive would flatter the others
+            return f"{len(reached)} of {len(found)} arrive"
+        return cell([steps * step(curve) for steps, curve in reached], digits)
+
+    rows = [
+        (
+            arm, len(found), cell([final(curve) for curve in found]),
+            *(arrival(found, target, lambda curve: 1.0, 1) for target in targets),
+            arrival(found, targets[-1], pace, 0), f"{statistics.median(map(pace, found)):.2f}",
+        )
+        for arm in arms
+        if (found := of_arm(curves, arm))
+    ]  # fmt: skip
+    to = [f"steps to {target:.2f}" for target in targets]
+    return markdown(("arm", "seeds", f"score, last {BEST} steps", *to, f"seconds to {targets[-1]:.2f}", "s/step"), rows)
 
 
 def picture(

@@ -17,7 +17,8 @@ UNIT, LENGTH = 4, 48
 def values(units: list[str]) -> list[float]:
     """What each unit of an answer is worth, as a share of the best answer."""
     count = LENGTH // UNIT
-    return [float(("a" if i < count // 2 else "b") in text) / count for i, text in enumerate(units)]
+    keys = "a" * (count // 2) + "b" * (count // 2)
+    return [float(key in unit) / count for unit, key in zip(units, keys, strict=False)]
 
 
 def dense(prompts: list, completions: list[str], segments: list[list[str]]) -> list[list[float]]:
