@@ -28,7 +28,7 @@ from torch import Tensor
 from reward_models.checkpoints import load_classifier
 from reward_models.losses import preference_loss
 from reward_models.pairs import conversations_of
-from reward_models.reading import read_rewards
+from reward_models.reading import read_head
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
 from segrew.embedded_model import EMBEDDED_MODEL
@@ -49,7 +49,7 @@ def units_of(rows: Conversations) -> Segmentation:
 def read(model: Any, states: Tensor, rows: Conversations) -> Tensor:
     """Mean reward over units of five tokens, from the states after each token: the same for both sides."""
     units = units_of(rows)
-    rewards = read_rewards(plain_model(model).score, states, units.ends, units.unit_mask)
+    rewards = read_head(plain_model(model).score, states).gather(1, units.ends)
     return aggregate(rewards, units.unit_mask, kind="mean")
 
 

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,8 +11,10 @@ from policy.answer_files import Question
 from policy.best_of import Candidates
 from policy.evaluate import score_tokens
 from policy.rollout import Answers, Sampling, sample_answers
+from policy.room import check_room
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
+from segrew import processes
 from segrew.chat import ChatFormat, Message
 
 
@@ -39,17 +40,13 @@ class Answerer:
         Raises:
             ValueError: naming the longest question.
         """
-        config: Any = self.model.config
-        limit, new = getattr(config.get_text_config(), "max_position_embeddings", None), self.sampling.max_new_tokens
-        needed = {
-            q.where or q.id: len(self.chat.prompt_ids(q.prompt([""] * q.turns))) + q.turns * new for q in questions
-        }
-        longest = max(needed, key=lambda where: needed[where])
-        if limit is not None and needed[longest] > limit:
-            raise ValueError(
-                f"{longest}: needs up to {needed[longest]} tokens with its answers, the model's context has {limit}; "
-                f"lower --max_new_tokens {new}, or leave the question out."
-            )
+        new = self.sampling.max_new_tokens
+        needed = [
+            (q.where or q.id, len(self.chat.prompt_ids(q.prompt([""] * q.turns))) + q.turns * new) for q in questions
+        ]
+        check_room(
+            self.model, needed, name="the model", remedy=f"lower --max_new_tokens {new}, or leave the question out."
+        )
 
     def answer(
         self, questions: list[Question], temperature_of: Callable[[Question], float], n: int, seed: int
@@ -80,7 +77,7 @@ class Answerer:
         temperature = 0.0 if sampling.greedy else sampling.temperature
         repeated = [prompt for prompt in prompts for _ in range(n)]
         ids = [self.chat.prompt_ids(prompt) for prompt in prompts]
-        label = f"Answering at temperature {temperature:g}"
+        label = processes.label(f"Answering at temperature {temperature:g}")
         answers = sample_answers(
             self.model, self.chat, [row for row in ids for _ in range(n)], sampling, generator, label
         )
@@ -98,8 +95,10 @@ class Answerer:
         if model is None:
             return []
         if self.scored_on == "text":
-            scored = model.score(prompts, answers.texts, description="Scoring")
+            scored = model.score(prompts, answers.texts, description=processes.label("Scoring"))
         else:
-            scored = score_tokens(model, answers.conversations, generator=generator, description="Scoring")
+            scored = score_tokens(
+                model, answers.conversations, generator=generator, description=processes.label("Scoring")
+            )
         refuse_non_finite(scored)
         return scored

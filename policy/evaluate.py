@@ -1,16 +1,11 @@
 """Scoring a policy's answers: the reward model reads the very tokens that were drawn."""
 
-from collections.abc import Callable
-
 import torch
 from rich.progress import track
-from torch import Tensor
 
 from reward_models import SegmentRewardModel
 from reward_models.segment_reward_model import ScoredResponse
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
-
-Statistics = Callable[[Conversations], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
@@ -20,7 +15,6 @@ def score_tokens(
     max_tokens: int = TOKENS_PER_BATCH,
     *,
     generator: torch.Generator,
-    statistics: Statistics | None = None,
     description: str = "",
 ) -> list[ScoredResponse]:
     """Score answers on the very tokens that were drawn, in order.
@@ -34,7 +28,7 @@ def score_tokens(
     batches = list(micro_batches(conversations, max_tokens))
     for rows in track(batches, description, disable=not description):
         part = conversations.select(rows)
-        units, readings = reward_model.segment_and_read(part, statistics=statistics, generator=generator)
+        units, readings = reward_model.segment_and_read(part, generator=generator)
         records = reward_model.describe(units, readings, part)
         scored.update(zip(rows, records, strict=True))
     return [scored[i] for i in range(len(conversations))]

@@ -1,21 +1,18 @@
 """From scored rollouts to what the update learns from: token rewards, advantages, returns."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from accelerate import Accelerator
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from policy.estimators import AdvantageSettings, Whitening, estimate_advantages, whiten_advantages
+from policy.estimators import AdvantageSettings, estimate_advantages, whiten_advantages
 from policy.kl_control import charged_kl
 from policy.ppo_config import PPOConfig
 from policy.readings import Scores, Units
 from policy.reward_shaping import dense_rewards, shape_rewards
 from policy.rollout import Rollout
 from segrew.masking import fill_padding
-from segrew.segmentation import Segmentation
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,7 @@ class Experience:
     returns: Float[Tensor, "b t"]
 
 
-def densify(
-    config: PPOConfig, accelerator: Accelerator, rollout: Rollout, units: Units, scores: Scores, kl_coef: float
-) -> Experience:
+def densify(config: PPOConfig, rollout: Rollout, units: Units, scores: Scores, kl_coef: float) -> Experience:
     """Spread the rewards of all sources, subtract the KL, and compute advantages over the action units."""
     units = units.only(taking_part(config, rollout, scores))
     dense = torch.stack(
@@ -62,7 +57,7 @@ def densify(
     advantages, returns = estimate_advantages(
         token_rewards, rollout.values, units.actions, advantage_settings(config), bootstrap
     )
-    weights = whiten(accelerator, advantages, units.actions, config.whitening)
+    weights = whiten_advantages(advantages, units.actions, config.whitening)
     return Experience(units, fill_padding(dense, units.actions.mask), token_rewards, advantages, weights, returns)
 
 
@@ -83,16 +78,3 @@ def advantage_settings(config: PPOConfig) -> AdvantageSettings:
         group_size=config.num_samples_per_prompt,
         compat=config.compat,
     )
-
-
-def whiten(
-    accelerator: Accelerator, advantages: Float[Tensor, "b t"], actions: Segmentation, how: Whitening
-) -> Float[Tensor, "b t"]:
-    """Standardize over the answers of all processes."""
-    if accelerator.num_processes == 1 or how == "none":
-        return whiten_advantages(advantages, actions, how)
-    everywhere: Any = accelerator.gather(accelerator.pad_across_processes(advantages, dim=1))
-    ids: Any = accelerator.gather(accelerator.pad_across_processes(actions.ids, dim=1, pad_index=-1))
-    rows = len(advantages)
-    own = slice(accelerator.process_index * rows, (accelerator.process_index + 1) * rows)
-    return whiten_advantages(everywhere, Segmentation(ids), how)[own, : advantages.shape[1]]

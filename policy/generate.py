@@ -15,6 +15,7 @@ from policy.compare_scores import scores_before, write_comparison
 from policy.rollout import Sampling
 from reward_models import SegmentRewardModel
 from reward_models.checkpoints import find_checkpoint as find_reward_model
+from segrew import processes
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
 from segrew.embedded_model import EMBEDDED_MODEL
@@ -117,7 +118,7 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
     Raises:
         ValueError: the questions, the models or the directory cannot be used.
     """
-    console = console or Console()
+    console = console or Console(quiet=not processes.is_main())
     questions = load_questions(config.dataset_name, config.dataset_split)[: config.max_rows]
     FORMATS[config.format].check(questions, config.format)
     temperatures = list(dict.fromkeys(config.temperatures)) if config.temperatures else [None]
@@ -132,7 +133,10 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
     draws, sweep = [], []
     for temperature in temperatures:
         temperature_of = partial(config.temperature_of, chosen=temperature)
-        answered = answerer.answer(questions, temperature_of, config.most, config.seed)
+        own, seed = processes.share(questions), config.seed + processes.rank()
+        answered = processes.gather_list(answerer.answer(own, temperature_of, config.most, seed) if own else [])
+        if not processes.is_main():
+            continue
         run = run or RunDirectory.create(
             config.output_dir, command="generate", config=to_dict(config), overwrite=config.overwrite_output_dir
         )
@@ -142,15 +146,16 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
         sweep += [sweep_row(candidates, temperature, n) for n in sorted(set(config.best_of)) if config.reward_model]
         if before is not None:
             write_comparison(run.path / label, before, candidates, console)
-    assert run is not None
-    _finish(run, draws, sweep, answerer, config, console)
-    return run.path
+    if run is not None:  # in the process that writes
+        _finish(run, draws, sweep, answerer, config, console)
+    return Path(config.output_dir)
 
 
 def _load(config: GenerateConfig) -> Answerer:
     if config.reward_model is not None:
         find_reward_model(config.reward_model)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
+    config.sampling.check(chat)
     model = load_causal_lm(config.model_name_or_path)
     scorer = None if config.reward_model is None else SegmentRewardModel.from_pretrained(config.reward_model)
     return Answerer(model, chat, scorer, config.sampling)

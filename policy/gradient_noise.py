@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from segrew import processes
+
 COORDINATES = 64  # of each weight
 
 
@@ -34,10 +36,12 @@ class GradientNoise:
         self.begin()
 
     def begin(self) -> None:
-        """Close the mini-batch before and start another."""
-        if len(self.gradients) > 1:
-            shares = torch.stack(self.shares)
-            self.found.append(relative_variance(torch.stack(self.gradients) / shares[:, None], shares))
+        """Close the mini-batch before, whose micro-batches may lie on several processes, and start another."""
+        found = [(torch.stack(self.gradients), torch.stack(self.shares))] if self.gradients else []
+        everyones = processes.gather_list(found)
+        if sum(len(shares) for _, shares in everyones) > 1:
+            gradients, shares = (torch.cat(parts) for parts in zip(*everyones, strict=True))
+            self.found.append(relative_variance(gradients / shares[:, None], shares))
         self.gradients = []
         self.shares: list[Tensor] = []
         self.total: Tensor | None = None

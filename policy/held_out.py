@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 
 from policy.minibatches import step_generator
 from policy.monitors import hacking_warning, out_of_patience
@@ -14,6 +13,7 @@ from policy.rollout import sample_answers
 from policy.samples import sample_rows
 from policy.scoring import cut_units
 from policy.text_metrics import repetition
+from segrew import processes
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
     if not run.eval_prompts:
         return {}
     run.show("evaluation")
-    lines = gather_object(_score_own_prompts(run, step))
+    lines = processes.gather_list(_score_own_prompts(run, step))
     scores = [line["score"] for line in lines]
     evaluators = {source.name: [line["evaluators"][source.name] for line in lines] for source in run.evaluators}
     repeated = _mean([line["repetition"] for line in lines])
@@ -39,7 +39,7 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
     if run.config.early_stopping_patience is not None and watched not in metrics:
         raise ValueError(f"--metric_for_best_model {watched}: evaluations have {', '.join(sorted(metrics))}.")
     run.evaluations.append(record)
-    if run.accelerator.is_main_process:
+    if processes.is_main():
         run.directory.append("evaluation.jsonl", record)
         for line in lines[: run.config.samples_per_step]:
             run.directory.append("samples.jsonl", line["sample"])
@@ -50,7 +50,7 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
 def _score_own_prompts(run: Run, step: int) -> list[dict[str, Any]]:
     """Answer and score this process's share of the evaluation prompts."""
     config, roles, accelerator = run.config, run.roles, run.accelerator
-    own = run.eval_prompts[accelerator.process_index :: accelerator.num_processes]
+    own = processes.share(run.eval_prompts)
     if not own:
         return []
     generator = step_generator(config.seed, 0, -2)

@@ -1,4 +1,4 @@
-"""What a PPO run will hold in memory, estimated before anything is loaded."""
+"""What a PPO run holds in memory: estimated before anything is loaded, and counted by role afterwards."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from policy.ppo_config import PPOConfig
 from segrew.embedded_model import resolve_model
+from segrew.language_models import adapter_base
 
 FLOAT32 = 4
 # Bytes kept for the backward pass per token, layer and hidden unit: 17 activations of 4 bytes, or the layer's input.
@@ -20,7 +21,8 @@ ACTIVATIONS, CHECKPOINTED_ACTIVATIONS = 17 * FLOAT32, FLOAT32
 def estimate_memory(config: PPOConfig) -> dict[str, int]:
     """Bytes by role: weights × dtype, gradients, AdamW's two moments, roughly the activations, the KV cache."""
     try:
-        model_config: Any = AutoConfig.from_pretrained(resolve_model(config.model_name_or_path))
+        name = adapter_base(config.model_name_or_path) or config.model_name_or_path
+        model_config: Any = AutoConfig.from_pretrained(resolve_model(name))
     except OSError as error:
         raise ValueError(f"no language model at '{config.model_name_or_path}': {str(error).splitlines()[0]}") from None
     with torch.device("meta"):
@@ -28,7 +30,8 @@ def estimate_memory(config: PPOConfig) -> dict[str, int]:
     weights = sum(p.numel() for p in model.parameters())
     trained = _adapter_size(model, config.lora_r) if config.use_peft else weights
     critics = int(config.advantage_estimator == "gae")
-    copies = {"policy": weights * FLOAT32, "critic": critics * weights * FLOAT32}
+    own_trunk = critics and not (config.use_peft and config.critic_init == "sft")
+    copies = {"policy": weights * FLOAT32, "critic": own_trunk * weights * FLOAT32}
     rewarding = (config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models)
     if not config.use_peft:
         copies["reference"] = weights * FLOAT32
@@ -60,6 +63,39 @@ def available_memory() -> int:
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[1]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def count_by_role(models: dict[str, torch.nn.Module]) -> list[dict[str, str | int]]:
+    """Weights of each role: parameters, those that train, those held by a role before it, and bytes of the others."""
+    held: set[int] = set()
+    rows: list[dict[str, str | int]] = []
+    for role, model in models.items():
+        weights = list(model.parameters())
+        own = [weight for weight in weights if id(weight) not in held]
+        held.update(map(id, own))
+        parameters = sum(weight.numel() for weight in weights)
+        rows.append(
+            {
+                "role": role,
+                "parameters": parameters,
+                "trainable": sum(weight.numel() for weight in weights if weight.requires_grad),
+                "shared": parameters - sum(weight.numel() for weight in own),
+                "bytes": sum(weight.numel() * weight.element_size() for weight in own),
+            }
+        )
+    return rows
+
+
+def print_roles(rows: list[dict[str, str | int]], console: Console) -> None:
+    """Show what each role holds."""
+    table = Table("role", box=None)
+    for name in ("parameters", "trainable", "shared", "GB of its own"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        counts = (f"{row[name]:,}" for name in ("parameters", "trainable", "shared"))
+        table.add_row(str(row["role"]), *counts, f"{int(row['bytes']) / 1e9:.3f}")
+    table.add_row("together", "", "", "", f"{sum(int(row['bytes']) for row in rows) / 1e9:.3f}")
+    console.print(table)
 
 
 def print_memory(estimate: dict[str, int], console: Console) -> None:

@@ -7,6 +7,8 @@ import torch
 
 from segrew.language_models import Conversations, micro_batches
 
+FOR_ALL = -3  # instead of a process: what all of them draw alike in a step
+
 
 def step_generator(seed: int, step: int, process: int) -> torch.Generator:
     """All randomness of one step on one process."""
@@ -26,19 +28,30 @@ def prompt_positions(count: int, step: int, batch_size: int, seed: int) -> list[
 
 
 def mini_batches(
-    count: int, *, num_epochs: int, num_mini_batches: int, generator: torch.Generator
+    count: int, *, num_epochs: int, num_mini_batches: int, generator: torch.Generator, group: int = 1
 ) -> Iterator[list[int]]:
     """Yield the rows of each optimizer step: every epoch a fresh shuffle, cut into equal parts.
 
-    Where `count` does not divide, the first parts hold one row more.
+    Where `count` does not divide, the first parts hold one row (or group) more.
+
+    Args:
+        group: so many rows in sequence answer one prompt; they stay together, and their passes share its prefix,
+            unless there are more parts than prompts.
     """
+    size = group if num_mini_batches * group <= count else 1
     for _ in range(num_epochs):
-        order = torch.randperm(count, generator=generator)
+        order = torch.randperm(count // size, generator=generator)
         for part in order.tensor_split(min(num_mini_batches, count)):
-            yield part.tolist()
+            yield [size * place + k for place in part.tolist() for k in range(size)]
 
 
-def micro_batches_of(rows: list[int], conversations: Conversations, batch_size: int) -> Iterator[list[int]]:
-    """Cut the rows of a mini-batch into micro-batches of rows of similar length, at most `batch_size` each."""
-    for part in micro_batches(conversations.select(rows), None, max_rows=batch_size):
+def micro_batches_of(
+    rows: list[int], conversations: Conversations, batch_size: int, max_tokens: int | None = None
+) -> Iterator[list[int]]:
+    """Cut the rows of a mini-batch into micro-batches of rows of similar length.
+
+    Args:
+        batch_size: most rows of one. max_tokens: most tokens of one, each prompt counted once.
+    """
+    for part in micro_batches(conversations.select(rows), max_tokens, max_rows=batch_size):
         yield [rows[i] for i in part]

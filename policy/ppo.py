@@ -9,25 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
 from policy.experience import densify
 from policy.held_out import evaluate, should_stop
 from policy.kl_control import adapted_coefficient
-from policy.minibatches import prompt_positions, step_generator
+from policy.minibatches import FOR_ALL, prompt_positions, step_generator
 from policy.ppo_config import PPOConfig
 from policy.ppo_report import measure, report
 from policy.ppo_run import Run, finish_run, open_run, save_run
-from policy.readings import Answered
+from policy.readings import Answered, Scores, Units
 from policy.reward_sources import read_rewards
 from policy.rollout import Rollout, in_micro_batches, sample_answers
 from policy.samples import sample_rows
 from policy.scoring import cut_units
 from policy.update import update
+from segrew import processes
 from segrew.config import parse
 from segrew.data_options import DataOptions
+from segrew.segmentation import SegmentationConfig
 
 __all__ = ["PPOConfig", "main", "train_policy"]
 
@@ -39,9 +40,8 @@ def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
         ValueError: something in the settings, the files or the rewards is wrong; the message says what to do.
     """
     run, done = open_run(config, options)
-    main = run.accelerator.is_main_process
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not main) as progress:
+    with Progress(*columns, console=Console(stderr=True), disable=not processes.is_main()) as progress:
         bar = progress.add_task("PPO", total=config.total_steps, completed=done)
         run.show = lambda text: progress.update(bar, description=f"PPO  {text:24}")
         if done == 0:
@@ -49,7 +49,10 @@ def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
         for step in range(done + 1, config.total_steps + 1):
             metrics = train_step(run, step)
             if step % config.eval_steps == 0 or step == config.total_steps:
-                metrics |= evaluate(run, step)
+                with run.clock("evaluation"):
+                    found = evaluate(run, step)
+                if found:
+                    metrics |= found | {"time/evaluation": run.seconds["evaluation"]}
             report(run, metrics)
             if config.save_steps and step % config.save_steps == 0:
                 save_run(run, step)
@@ -62,20 +65,16 @@ def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
 
 def train_step(run: Run, step: int) -> dict[str, int | float]:
     """One PPO step: sample, cut, score, densify, advantages, update."""
-    config, accelerator, axes = run.config, run.accelerator, run.axes.at(step)
-    generator = step_generator(config.seed, step, accelerator.process_index)
-    positions = positions_of(run, step)
-    with run.clock("rollout"):
-        rollout = sample(run, positions, generator)
-    answered = Answered([run.prompts[i] for i in positions], rollout.conversations, rollout.texts)
-    with run.clock("segment"), accelerator.autocast():
-        units = cut_units(rollout.conversations, run.roles, axes, config, generator)
-    with run.clock("score"), accelerator.autocast():
-        scores = read_rewards(run.sources, config.reward_weights, answered, units, skip_bad=config.skip_bad_rows)
-    experience = densify(config, accelerator, rollout, units, scores, run.state.kl_coef)
+    config, positions = run.config, positions_of(run, step)
+    run.seconds.clear()
+    rollout, units, scores = collect(run, step, positions)
+    with run.clock("advantages"):
+        experience = densify(config, rollout, units, scores, run.state.kl_coef)
     with run.clock("update"):
-        stats = update(run, rollout, experience, generator, warming_up=step <= config.critic_warmup_steps)
-    if accelerator.is_main_process:
+        order = step_generator(config.seed, step, FOR_ALL)
+        stats = update(run, rollout, experience, order, warming_up=step <= config.critic_warmup_steps)
+    if processes.is_main():
+        answered = Answered([run.prompts[i] for i in positions], rollout.conversations, rollout.texts)
         for line in sample_rows(step, "train", answered, scores, run.sources, run.roles.chat, config.samples_per_step):
             run.directory.append("samples.jsonl", line)
     metrics = {"step": step} | measure(run, rollout, experience, scores, stats)
@@ -91,11 +90,32 @@ def train_step(run: Run, step: int) -> dict[str, int | float]:
 
 
 def positions_of(run: Run, step: int) -> list[int]:
-    """The prompts of a step on this process, each as often as it is answered."""
-    config, accelerator = run.config, run.accelerator
-    answers = config.num_samples_per_prompt
+    """The prompts of a step, each as often as it is answered."""
+    config, answers = run.config, run.config.num_samples_per_prompt
     drawn = prompt_positions(len(run.prompts), step, config.rollout_batch_size // answers, config.seed)
-    return [i for i in drawn[accelerator.process_index :: accelerator.num_processes] for _ in range(answers)]
+    return [i for i in drawn for _ in range(answers)]
+
+
+def collect(
+    run: Run, step: int, positions: list[int], further: tuple[SegmentationConfig, ...] = ()
+) -> tuple[Rollout, Units, Scores]:
+    """Sample, cut and score this process's share of the answers, and join it with those of the others.
+
+    Args:
+        further: see `cut_units`.
+    """
+    config, own, found = run.config, processes.share(positions, run.config.num_samples_per_prompt), None
+    if own:
+        generator = step_generator(config.seed, step, processes.rank())
+        rollout = sample(run, own, generator)
+        answered = Answered([run.prompts[i] for i in own], rollout.conversations, rollout.texts)
+        with run.clock("segment"), run.accelerator.autocast():
+            units = cut_units(rollout.conversations, run.roles, run.axes.at(step), config, generator, further)
+        with run.clock("score"), run.accelerator.autocast():
+            scores = read_rewards(run.sources, config.reward_weights, answered, units, skip_bad=config.skip_bad_rows)
+        found = rollout, units, scores
+    with run.clock("wait"):
+        return processes.joined(found, run.accelerator.device)
 
 
 @torch.no_grad()
@@ -104,24 +124,28 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
     config, roles = run.config, run.roles
     policy, critic = roles.policy.eval(), roles.critic
     prompts = [run.prompt_ids[i] for i in positions]
-    with run.accelerator.autocast():
+    tokens = config.max_tokens_per_batch
+    with run.clock("rollout"), run.accelerator.autocast():
         answers = sample_answers(policy.model, roles.chat, prompts, config.sampling, generator)
-        tokens = config.max_tokens_per_batch
+    conversations = answers.conversations
+    with run.clock("logprobs"), run.accelerator.autocast():
         read = partial(policy, temperature=config.temperature)
-        logprobs, entropy = in_micro_batches(read, answers.conversations, tokens)
-        values, after = torch.zeros_like(logprobs), None
-        if critic is not None:
+        logprobs, entropy = in_micro_batches(read, conversations, tokens)
+    values, after = torch.zeros_like(logprobs), None
+    if critic is not None:
+        with run.clock("values"), run.accelerator.autocast():
             critic.eval()
-            (values,) = in_micro_batches(lambda part: (critic(part),), answers.conversations, tokens)
             if config.truncated_answers == "bootstrap":
-                (after,) = in_micro_batches(lambda part: (critic.after(part),), answers.conversations, tokens)
-                after = after[:, 0].masked_fill(answers.conversations.ended.to(after.device), 0.0)
-    return Rollout(answers.conversations, answers.texts, logprobs, entropy, values, after)
+                values, after = in_micro_batches(critic.with_after, conversations, tokens)
+                after = after[:, 0].masked_fill(conversations.ended.to(after.device), 0.0)
+            else:
+                (values,) = in_micro_batches(lambda part: (critic(part),), conversations, tokens)
+    return Rollout(conversations, answers.texts, logprobs, entropy, values, after)
 
 
 def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None = None) -> None:
     """Run `segrew ppo`, or the command that is PPO with other defaults."""
     config, options = parse(command, (PPOConfig, DataOptions), argv, defaults=defaults)
     path = train_policy(config, options)
-    if PartialState().is_main_process:
+    if processes.is_main():
         Console(stderr=True).print(f"The policy is in {path}; `segrew report --run_dirs {path}` shows what it learned.")

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 AT_LEAST_ONE = (
     "rollout_batch_size", "num_samples_per_prompt", "per_device_train_batch_size", "local_rollout_forward_batch_size",
     "max_tokens_per_batch", "num_ppo_epochs", "num_mini_batches", "max_prompt_length", "eval_steps", "eval_samples",
-    "lora_r", "kl_horizon", "early_stopping_patience",
+    "lora_r", "kl_horizon", "early_stopping_patience", "train_tokens_per_batch",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "total_steps", "kl_coef", "save_steps", "warmup_steps", "samples_per_step", "vf_coef", "critic_warmup_steps",

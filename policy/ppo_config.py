@@ -57,7 +57,9 @@ class PPOConfig(RuleSettings, CodeExecution):
     )
     gradient_checkpointing: bool = arg(False, help="Recompute activations in the backward pass to save memory.")
     use_peft: bool = arg(
-        False, help="Train LoRA adapters of policy and critic; the reference is the policy without its adapter."
+        False,
+        help="Train LoRA adapters of policy and critic, which with the reference share one base; an adapter to start "
+        "from is trained on.",
     )
     lora_r: int = arg(16, help="Rank of the LoRA adapters.")
     lora_alpha: int = arg(32, help="Scale of the LoRA adapters.")
@@ -122,7 +124,10 @@ class PPOConfig(RuleSettings, CodeExecution):
     total_steps: int = arg(100, help="PPO steps: one batch of rollouts each.")
     num_ppo_epochs: int = arg(1, help="Passes over each batch of rollouts.")
     num_mini_batches: int = arg(1, help="Optimizer steps in each pass.")
-    per_device_train_batch_size: int = arg(8, help="Rows of a forward and backward pass.")
+    per_device_train_batch_size: int = arg(8, help="Most rows of a forward and backward pass.")
+    train_tokens_per_batch: int | None = arg(
+        None, help="Most tokens of a forward and backward pass, each prompt counted once."
+    )
     kl_coef: float = arg(0.05, help="Weight of the KL to the reference, at the start where it adapts.")
     kl_in: KLPlace = arg("reward", help="Subtract the KL from the reward, or add it to the loss.")
     kl_estimator: KLEstimator = arg("k1", help="Estimate of the KL; in the loss k2 or k3.")

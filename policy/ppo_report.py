@@ -2,7 +2,6 @@
 
 import resource
 import sys
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +16,7 @@ from policy.readings import Scores
 from policy.rollout import Rollout
 from policy.text_metrics import text_metrics
 from reward_models.drift import drift_metrics, drift_moments, drift_warning
+from segrew import processes
 from segrew.masking import masked_mean
 
 LOW_KL = -0.1
@@ -25,7 +25,7 @@ LOW_KL = -0.1
 def measure(
     run: Run, rollout: Rollout, experience: Experience, scores: Scores, stats: dict[str, Tensor]
 ) -> dict[str, int | float]:
-    """The metrics of one step, means over all processes.
+    """The metrics of one step.
 
     Where a rule parses, `parse_fallback_rate` is the share of responses that it could not be applied to.
     """
@@ -49,16 +49,14 @@ def measure(
     if unparsed:
         values["units/parse_fallback_rate"] = torch.stack(unparsed).any(0).float().mean()
     names, device = sorted(values), mask.device
-    means: Any = run.accelerator.reduce(torch.stack([values[n].float().to(device) for n in names]), reduction="mean")
-    metrics = dict(zip(names, means.tolist(), strict=True))
+    found = torch.stack([values[name].float().to(device) for name in names])
+    metrics = dict(zip(names, found.tolist(), strict=True))
     metrics |= measure_drift(run, scores)
-    metrics["reward/bad_rows"] *= run.accelerator.num_processes
     run.state.bad_rows += int(metrics["reward/bad_rows"])
     metrics |= {"kl/coef": run.state.kl_coef, "policy/skipped_updates": run.state.skipped_updates}
     metrics |= {f"time/{name}": seconds for name, seconds in run.seconds.items()}
-    everyones = metrics["response/length"] * len(mask) * run.accelerator.num_processes
-    metrics["tokens_per_second"] = everyones / sum(run.seconds.values())
-    return metrics | {"memory/peak_mb": peak_memory_mb(run.accelerator.device)}
+    metrics["tokens_per_second"] = sum(rollout.conversations.lengths) / sum(run.seconds.values())
+    return metrics | {"memory/peak_mb": max(processes.gather(peak_memory_mb(run.accelerator.device)))}
 
 
 def kl_metrics(rollout: Rollout, experience: Experience) -> dict[str, Tensor]:
@@ -105,7 +103,7 @@ def measure_drift(run: Run, scores: Scores) -> dict[str, float]:
     for source, reading in zip(run.sources, scores.readings, strict=True):
         if source.normalizer is not None:
             locations = source.normalizer.locations(reading.segmentation).masked_fill(scores.bad[:, None], 0.0)
-            moments: Any = run.accelerator.reduce(drift_moments(reading.rewards, locations), reduction="sum")
+            moments = drift_moments(reading.rewards, locations)
             run.warn_once("drift", drift_warning(moments))
             return drift_metrics(moments)
     return {}
@@ -133,7 +131,7 @@ def peak_memory_mb(device: torch.device) -> float:
 
 def report(run: Run, metrics: dict[str, int | float]) -> None:
     """Append the metrics, pass them to trackers, and warn of a KL that cannot be and of rewards that teach nothing."""
-    if run.accelerator.is_main_process:
+    if processes.is_main():
         run.directory.append("metrics.jsonl", metrics)
     run.accelerator.log(metrics, step=int(metrics["step"]))
     run.state.low_kl_steps = run.state.low_kl_steps + 1 if metrics["kl/k1"] < LOW_KL else 0

@@ -5,27 +5,29 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from rich.console import Console
 from torch import nn
 from transformers import get_scheduler
 
 from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, save_checkpoint
-from policy.memory import estimate_memory, print_memory
+from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
-from policy.reward_sources import load_evaluators, load_sources
+from policy.reward_sources import load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
+from policy.room import check_room
 from policy.run_state import RunState
 from policy.scoring import Axes
 from reward_models.checkpoints import find_checkpoint as find_reward_model
 from reward_models.checkpoints import write_for_older_readers
+from segrew import processes
 from segrew.chat import ChatFormat
 from segrew.config import to_dict
 from segrew.data_options import DataOptions
@@ -33,6 +35,10 @@ from segrew.language_models import best_dtype
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
+
+
+def _say_nothing(text: str) -> None:
+    """What processes but the first have to show."""
 
 
 @dataclass
@@ -56,7 +62,7 @@ class Run:
     prompt_ids: list[list[int]]
     eval_prompts: list[Prompt]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    show: Callable[[str], None] = print
+    show: Callable[[str], None] = field(default_factory=lambda: print if processes.is_main() else _say_nothing)
     seconds: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
@@ -66,16 +72,14 @@ class Run:
             self.warned.add(kind)
             warnings.warn(text, stacklevel=2)
 
-    def unwrapped(self) -> "Run":
-        """The same run with bare modules, whose passes wait for no other process."""
-        return replace(self, policy=self.roles.policy, critic=self.roles.critic)
-
     @contextmanager
     def clock(self, name: str) -> Iterator[None]:
         """Show and measure one part of a step."""
         self.show(name)
         start = time.perf_counter()
         yield
+        if self.accelerator.device.type != "cpu":
+            torch.accelerator.synchronize()  # what was only queued belongs to this part
         self.seconds[name] = time.perf_counter() - start
 
 
@@ -86,36 +90,32 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     """
     options = options or DataOptions()
     accelerator, console = _accelerator(config), Console(stderr=True)
-    if config.rollout_batch_size % (accelerator.num_processes * config.num_samples_per_prompt):
-        raise ValueError(
-            f"--rollout_batch_size {config.rollout_batch_size}: does not divide over {accelerator.num_processes} "
-            f"processes of {config.num_samples_per_prompt} answers to a prompt; make it a multiple."
-        )
     for path in filter(None, [config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models]):
         find_reward_model(path)
     checkpoint = find_checkpoint(config, options)
     directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
-    if accelerator.is_main_process:
+    if processes.is_main():
         directory.check(**claim)
     loaded = _load(config, options)
-    if accelerator.is_main_process:
+    if processes.is_main():
         print_memory(estimate_memory(config), console)
     roles = load_roles(config, accelerator.device, checkpoint)
     axes = Axes.from_config(config, roles.reward_model)
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
-    if accelerator.is_main_process:
+    _check_answers(config, roles, encoded)
+    if processes.is_main():
         RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
         _record(directory.path, loaded, encoded, console)
-        _announce(directory, config, roles, axes, sources, len(kept), console)
+        _announce(directory, config, roles, axes, sources, evaluators, len(kept), console)
         if config.sampling.warning:
             warnings.warn(config.sampling.warning, stacklevel=2)
-    accelerator.wait_for_everyone()
+    processes.wait()
     accelerator.init_trackers("segrew", config={})
     optimizer, scheduler = _optimizer(roles, config)
-    policy, prepared = accelerator.prepare(roles.policy, optimizer)
-    critic = None if roles.critic is None else accelerator.prepare(roles.critic)
+    policy, prepared = _in_precision(accelerator, roles.policy), accelerator.prepare(optimizer)
+    critic = None if roles.critic is None else _in_precision(accelerator, roles.critic)
     run = Run(
         config, options, directory, accelerator, roles, axes, sources, evaluators, RunState(config.kl_coef), policy,
         critic, prepared, scheduler, kept, ids,
@@ -131,21 +131,26 @@ def _claim(config: PPOConfig, checkpoint: Path | None) -> dict[str, bool]:
 
 def _continue(run: Run, checkpoint: Path, optimizer: torch.optim.Optimizer) -> int:
     done, run.state = load_checkpoint(checkpoint, run.roles.critic, optimizer, run.scheduler)
-    if run.accelerator.is_main_process:
+    if processes.is_main():
         forget_later_steps(run.directory.path, done)
-    run.accelerator.wait_for_everyone()
+    processes.wait()
     path = run.directory.path / "evaluation.jsonl"
     run.evaluations = read_jsonl(path) if path.exists() else []
     return done
 
 
+def _in_precision(accelerator: Accelerator, module: nn.Module) -> nn.Module:
+    """Let a module compute in the run's precision; gradients of several processes are summed by the update."""
+    return accelerator.prepare_model(module, evaluation_mode=True)
+
+
 def _accelerator(config: PPOConfig) -> Accelerator:
+    processes.refuse_sharding("ppo")
     AcceleratorState._reset_state()  # a Trainer earlier in this process may have fixed another precision
-    no_accelerator = torch.accelerator.current_accelerator() is None
-    device = PartialState(cpu=no_accelerator).device
+    device = processes.state().device
     bf16 = best_dtype(device) == torch.bfloat16 if config.bf16 is None else config.bf16
     return Accelerator(
-        cpu=no_accelerator,
+        cpu=device.type == "cpu",
         mixed_precision="bf16" if bf16 else "no",
         log_with=None if config.report_to == "none" else config.report_to,
         project_dir=config.output_dir,
@@ -171,6 +176,23 @@ def _encode(prompts: list[Prompt], chat: ChatFormat, config: PPOConfig) -> Encod
     return encode_prompts(prompts, chat, config.max_prompt_length, config.overlong)
 
 
+def _check_answers(config: PPOConfig, roles: Roles, encoded: dict[str, Encoded]) -> None:
+    """Refuse stop tokens that do not exist, and prompts that leave an answer no room in a model that reads it."""
+    config.sampling.check(roles.chat)
+    needed = [
+        (prompt.where, len(ids) + config.max_new_tokens)
+        for prompts, rows, _ in encoded.values()
+        for prompt, ids in zip(prompts, rows, strict=True)
+    ]
+    remedy = (
+        f"lower --max_new_tokens {config.max_new_tokens}, or --max_prompt_length {config.max_prompt_length} so that "
+        "longer prompts are left out (--overlong truncate_prompt_left cuts them)."
+    )
+    check_room(roles.policy.model, needed, name="the policy", remedy=remedy)
+    if roles.reward_model is not None and config.reward_tokens == "ids":
+        check_room(roles.reward_model.model, needed, name="the reward model", remedy=remedy)
+
+
 def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:
     """Print and keep what was read, left out and cut."""
     records = [
@@ -188,11 +210,15 @@ def _announce(
     roles: Roles,
     axes: Axes,
     sources: list[RewardSource],
+    evaluators: list[RewardSource],
     kept: int,
     console: Console,
 ) -> None:
     """Print and record what is in force: sources, axes, sampling."""
-    sampling = config.sampling.effective(roles.chat)
+    sampling, weights = (
+        config.sampling.effective(roles.chat),
+        count_by_role(roles.models() | models_of([*sources, *evaluators])),
+    )
     rewards = f"terminal ({axes.rewards.label})" if axes.terminal else axes.rewards.label
     normalizer = axes.normalizer.mode if axes.normalizer else "none"
     directory.write_json(
@@ -206,8 +232,11 @@ def _announce(
             "sampling": sampling,
             "prompts": kept,
             "own_segmenter_pass": roles.segmenter is not None,
+            "read_in_the_reference_pass": list(roles.readers),
+            "weights": weights,
         },
     )
+    print_roles(weights, console)
     read = "text" if config.reward_tokens == "text" else "token ids"
     console.print(
         f"paid by {', '.join(source.name for source in sources)} (reward models read {read})", highlight=False
@@ -238,7 +267,7 @@ def _optimizer(roles: Roles, config: PPOConfig) -> tuple[torch.optim.Optimizer, 
 
 def save_run(run: Run, step: int) -> None:
     """Write a checkpoint."""
-    if run.accelerator.is_main_process:
+    if processes.is_main():
         roles = run.roles
         save_checkpoint(
             run.directory.path,
@@ -251,19 +280,19 @@ def save_run(run: Run, step: int) -> None:
             run.options,
             run.state,
         )
-    run.accelerator.wait_for_everyone()
+    processes.wait()
 
 
 def finish_run(run: Run) -> Path:
     """Write the policy, adapters merged, as a plain model directory."""
     path = run.directory.path
-    if run.accelerator.is_main_process:
+    if processes.is_main():
         model: Any = run.roles.policy.model
-        if run.config.use_peft:
+        if run.config.use_peft:  # into the base that other roles share: the last thing that is done with it
             model = model.merge_and_unload()
         model.save_pretrained(path)
         run.roles.chat.tokenizer.save_pretrained(path)
         write_for_older_readers(path)
-    run.accelerator.wait_for_everyone()
+    processes.wait()
     run.accelerator.end_training()
     return path

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from jaxtyping import Float
 from rich.console import Console
 from rich.table import Table
@@ -18,15 +17,14 @@ from torch import Tensor, nn
 from policy.experience import Experience, densify
 from policy.gradient_noise import relative_variance, sampled_coordinates
 from policy.losses import policy_loss
-from policy.minibatches import micro_batches_of, step_generator
-from policy.ppo import positions_of, sample, train_step
+from policy.minibatches import micro_batches_of
+from policy.ppo import collect, positions_of, train_step
 from policy.ppo_config import PPOConfig
 from policy.ppo_run import Run, open_run
 from policy.probe_report import draw, recommend
-from policy.readings import Answered
-from policy.reward_sources import read_rewards
 from policy.rollout import Rollout
-from policy.scoring import cut_units, take
+from policy.scoring import take
+from segrew import processes
 from segrew.config import arg, parse
 from segrew.data_options import DataOptions
 from segrew.macro_actions import value_by_unit
@@ -74,6 +72,8 @@ def run_probe(config: PPOConfig, settings: ProbeConfig, console: Console, option
     run.show("gradients")
     gradients, shares = micro_batch_gradients(run, rollout, experiences)
     rows = [describe(name, experiences[name], gradients[name], shares, config.seed) for name in settings.granularities]
+    if not processes.is_main():
+        return run.directory.path
     result = {"granularities": rows, "recommendation": recommend(rows), "answers": len(rollout.texts)}
     run.directory.write_json("probe.json", result)
     draw(rows, run.directory.path / "probe.png")
@@ -85,19 +85,15 @@ def run_probe(config: PPOConfig, settings: ProbeConfig, console: Console, option
 def experiences_of(run: Run, rules: dict[str, SegmentationConfig]) -> tuple[Rollout, dict[str, Experience]]:
     """Sample and score once, and compute advantages over the units of every rule."""
     config, step = run.config, run.config.critic_warmup_steps + 1
-    generator = step_generator(config.seed, step, run.accelerator.process_index)
     positions = positions_of(run, step)
-    with run.clock("rollout"):
-        rollout = sample(run, positions, generator)
-    with run.clock("score"), torch.no_grad(), run.accelerator.autocast():
-        axes = run.axes.at(step)
-        units = cut_units(rollout.conversations, run.roles, axes, config, generator, further=tuple(rules.values()))
-        answered = Answered([run.prompts[i] for i in positions], rollout.conversations, rollout.texts)
-        scores = read_rewards(run.sources, config.reward_weights, answered, units, skip_bad=config.skip_bad_rows)
-    return rollout, {
-        name: densify(
-            config, run.accelerator, rollout, replace(units, actions=units.cuts[rule]), scores, run.state.kl_coef
+    if len(positions) < processes.count() * config.num_samples_per_prompt:
+        raise ValueError(
+            f"--rollout_batch_size {config.rollout_batch_size}: `segrew probe` needs a prompt for each of its "
+            f"{processes.count()} processes; make it larger."
         )
+    rollout, units, scores = collect(run, step, positions, tuple(rules.values()))
+    return rollout, {
+        name: densify(config, rollout, replace(units, actions=units.cuts[rule]), scores, run.state.kl_coef)
         for name, rule in rules.items()
     }
 
@@ -125,7 +121,9 @@ def micro_batch_gradients(
     places = sampled_coordinates(weights)
     found: dict[str, list[Tensor]] = {name: [] for name in experiences}
     tokens = []
-    for part in micro_batches_of(rows, rollout.conversations, config.per_device_train_batch_size):
+    for part in processes.share(
+        list(micro_batches_of(rows, rollout.conversations, config.per_device_train_batch_size))
+    ):
         conversations = rollout.conversations.select(part)
         width = max(conversations.lengths)
         with run.accelerator.autocast():
@@ -144,7 +142,8 @@ def micro_batch_gradients(
             grads = torch.autograd.grad(loss, weights, retain_graph=True)
             found[name].append(torch.cat([g.flatten()[at].float() for g, at in zip(grads, places, strict=True)]))
         tokens.append(sum(conversations.lengths))
-    return {name: torch.stack(grads) for name, grads in found.items()}, torch.tensor(tokens).float()
+    everyones = {name: torch.stack(processes.gather_list(grads)) for name, grads in found.items()}
+    return everyones, torch.tensor(processes.gather_list(tokens)).float()
 
 
 def describe(
@@ -187,5 +186,5 @@ def main(argv: list[str]) -> None:
     """Run `segrew probe`."""
     config, probe, options = parse("probe", (PPOConfig, ProbeConfig, DataOptions), argv, defaults=DEFAULTS)
     path = run_probe(config, probe, Console(), options)
-    if PartialState().is_main_process:
+    if processes.is_main():
         Console(stderr=True).print(f"The picture is {path / 'probe.png'}, the numbers are in {path / 'probe.json'}.")

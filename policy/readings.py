@@ -1,6 +1,6 @@
 """What passes between a run and its sources of reward: answers in, rewards of some units out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -51,12 +51,14 @@ class Units:
         ref_logprobs: at the sampling temperature.
         cuts: every rule that was cut by. readings: units of the reward rule.
         actions: units that advantages are computed over; rows that take no part in the update have none.
+        outputs: by source, what reward heads on the reference's own states said after every token.
     """
 
     ref_logprobs: Float[Tensor, "b t"]
     cuts: dict[SegmentationConfig, Segmentation]
     readings: Segmentation
     actions: Segmentation
+    outputs: dict[str, Float[Tensor, "b t k"]] = field(default_factory=dict)
 
     @property
     def whole(self) -> Segmentation:
@@ -132,8 +134,8 @@ class Scores:
         bad: answers without a finite reward from every source.
     """
 
-    readings: list[Reading]
-    weights: list[float]
+    readings: tuple[Reading, ...]
+    weights: tuple[float, ...]
     bad: Bool[Tensor, " b"]
 
     @property

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from policy.backbone import hold_once
 from policy.ppo_config import PPOConfig
 from policy.readings import Answered, Reading, RewardSource, Scores, Units
 from policy.reward_functions import FunctionReward, load_function
 from policy.roles import Roles, check_same_tokens
-from policy.scoring import Axes, normalizer_of, take
+from policy.rollout import in_micro_batches
+from policy.scoring import Axes, normalizer_of
 from policy.text_rewards import TextModelReward
 from reward_models import LocationNormalizer, SegmentRewardModel
-from reward_models.segment_reward_model import Readings
-from segrew.language_models import Conversations, micro_batches
+from segrew.language_models import Conversations
 from segrew.segmentation import Segmentation
 
 
@@ -37,33 +38,26 @@ class ModelReward:
     @torch.no_grad()
     def read(self, answered: Answered, units: Units) -> Reading:
         """Read rewards at the run's reward units, and the score at the model's own."""
-        own = units.cuts.get(self.model.segmentation)
-        found = self._read(answered.conversations, units.readings)
-        raw = found.rewards
-        if own is None:
-            scores = self._read_own(answered.conversations, units)
-        else:
-            scores = (found if own is units.readings else self._read(answered.conversations, own)).scores
+        conversations = answered.conversations
+        own, outputs = units.cuts.get(self.model.segmentation), units.outputs.get(self.name)
+        if own is None:  # its rule needs a segmenter that the run does not hold
+            own, outputs = self._segment_and_output(conversations)
+        elif outputs is None:
+            (outputs,) = in_micro_batches(lambda part: (self.model.outputs(part),), conversations, self.max_tokens)
+        scores = self.model.read(conversations, own, outputs).scores
         if self.terminal:
             return Reading(self.name, units.whole, scores[:, None], scores[:, None], scores, "last")
+        raw = self.model.read(conversations, units.readings, outputs).rewards
         rewards = raw if self.normalizer is None else self.normalizer.normalize(raw, units.readings)
         return Reading(self.name, units.readings, raw, rewards, scores)
 
-    def _read(self, conversations: Conversations, units: Segmentation) -> Readings:
-        rewards = torch.zeros(units.unit_mask.shape, device=units.ids.device)
-        scores = rewards.new_zeros(len(rewards))
-        for rows in micro_batches(conversations, self.max_tokens):
-            part = conversations.select(rows)
-            found = self.model.read(part, take(units, rows, max(part.lengths)))
-            rewards[rows], scores[rows] = found.rewards, found.scores
-        return Readings(rewards, scores)
+    def _segment_and_output(self, conversations: Conversations) -> tuple[Segmentation, Float[Tensor, "b t k"]]:
+        def compute(part: Conversations) -> tuple[Tensor, Tensor]:
+            cut, outputs = self.model.segment_and_output(part)
+            return cut.ids + 1, outputs  # 0 is padding
 
-    def _read_own(self, conversations: Conversations, units: Units) -> Float[Tensor, " b"]:
-        """The score where the model's own rule needs a segmenter that the run does not hold."""
-        scores = torch.zeros(len(conversations), device=units.actions.ids.device)
-        for rows in micro_batches(conversations, self.max_tokens):
-            scores[rows] = self.model.segment_and_read(conversations.select(rows))[1].scores
-        return scores
+        ids, outputs = in_micro_batches(compute, conversations, self.max_tokens)
+        return Segmentation(ids - 1), outputs
 
 
 def load_sources(config: PPOConfig, roles: Roles, axes: Axes) -> list[RewardSource]:
@@ -85,6 +79,7 @@ def load_sources(config: PPOConfig, roles: Roles, axes: Axes) -> list[RewardSour
             continue
         if not first:
             check_same_tokens(roles.chat, model, path, config.model_name_or_path)
+        roles.read_along(path, model)
         normalizer = None if axes.terminal else normalizer_of(config, path, model, axes.rewards)
         sources.append(ModelReward(path, model, axes.terminal, normalizer, config.max_tokens_per_batch))
     return sources + [FunctionReward(name, load_function(name, config), roles.chat) for name in config.reward_functions]
@@ -101,10 +96,16 @@ def load_evaluators(config: PPOConfig, roles: Roles) -> list[RewardSource]:
     ]
 
 
+def models_of(sources: list[RewardSource]) -> dict[str, nn.Module]:
+    """The reward models of sources, by name."""
+    return {s.name: s.model.model for s in sources if isinstance(s, ModelReward | TextModelReward)}
+
+
 def _load_model(path: str, roles: Roles) -> SegmentRewardModel:
     device = next(roles.policy.parameters()).device
     model = SegmentRewardModel.from_pretrained(Path(path), device=device)
     model.model.requires_grad_(False)
+    hold_once(model.model, roles.reference)
     return model
 
 
@@ -129,7 +130,7 @@ def read_rewards(
     if not skip_bad:
         for reading in readings:
             refuse_non_finite(reading, answered.texts)
-    return Scores([reading.without(bad) for reading in readings], weights or [1.0] * len(sources), bad)
+    return Scores(tuple(r.without(bad) for r in readings), tuple(weights or [1.0] * len(sources)), bad)
 
 
 def refuse_non_finite(reading: Reading, texts: list[str]) -> None:

@@ -1,7 +1,7 @@
 """The models of a PPO run: policy, frozen reference, critic, reward model, and who cuts the segments."""
 
-from contextlib import nullcontext
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from policy.backbone import hold_once, learning, load_start, trunk_to_learn, view_of, with_adapter
 from policy.ppo_config import PPOConfig
 from policy.rollout import in_micro_batches
 from reward_models import SegmentRewardModel
 from segrew.chat import ChatFormat
 from segrew.language_models import (
     Conversations,
+    ResponseStates,
     load_causal_lm,
     load_tokenizer,
     model_fingerprint,
     response_states,
     response_statistics,
+    statistics_of_states,
     trunk_of,
 )
 
@@ -49,57 +52,98 @@ class Critic(nn.Module):
 
     def forward(self, conversations: Conversations) -> Float[Tensor, "b t"]:
         """V of the state that produced each response token; 0 in padding."""
-        before = response_states(self.trunk, conversations).before
-        return self._value(before).masked_fill(~conversations.mask.to(before.device), 0.0)
+        return self._before(response_states(self.trunk, conversations))
 
-    def after(self, conversations: Conversations) -> Float[Tensor, "b 1"]:
-        """V of the state after each response's last token."""
-        at = response_states(self.trunk, conversations).at
-        last = (torch.tensor(conversations.lengths, device=at.device) - 1).clamp(min=0)
-        return self._value(at[torch.arange(len(at), device=at.device), last][:, None])
+    def with_after(self, conversations: Conversations) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b 1"]]:
+        """The same, and V of the state after each response's last token, from one pass."""
+        states = response_states(self.trunk, conversations)
+        at, last = states.at, states.mask.sum(1).sub(1).clamp(min=0)
+        return self._before(states), self._value(at[torch.arange(len(at), device=at.device), last][:, None])
+
+    def _before(self, states: ResponseStates) -> Float[Tensor, "b t"]:
+        return self._value(states.before).masked_fill(~states.mask, 0.0)
 
     def _value(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n"]:
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states.float()).squeeze(-1)
 
 
-@dataclass
-class Roles:
-    """Every model of a run.
+@dataclass(frozen=True)
+class ReferencePass:
+    """What one pass of the reference says of answers; 0 in padding.
 
     Args:
-        policy: trains. reference: frozen copy of its start; None where the policy's adapter can be switched off.
+        logprobs: at each of the temperatures that were asked for. entropy: at temperature 1, in nats.
+        outputs: by source, what reward heads on its states say after every token.
+    """
+
+    logprobs: list[Float[Tensor, "b t"]]
+    entropy: Float[Tensor, "b t"]
+    outputs: dict[str, Float[Tensor, "b t k"]]
+
+
+@dataclass
+class Roles:
+    """Every model of a run. With LoRA all of them are views of one base, see `policy/backbone.py`.
+
+    Args:
+        policy: trains. reference: its start, frozen.
         critic: trains; None where advantages need no values.
         reward_model: the first one; None where only functions reward.
         segmenter: the model whose entropies cut the reward model's segments; None where that is the reference.
+        fingerprint: identity of the reference.
+        readers: reward models whose trunk is the reference, by source: their heads read its states.
     """
 
     policy: TokenPolicy
-    reference: nn.Module | None
+    reference: nn.Module
     critic: Critic | None
     reward_model: SegmentRewardModel | None
     segmenter: nn.Module | None
     chat: ChatFormat
+    fingerprint: str
+    readers: dict[str, SegmentRewardModel] = field(default_factory=dict)
+
+    def models(self) -> dict[str, nn.Module]:
+        """Every model but the reward models, by its role."""
+        models = {
+            "reference": self.reference, "policy": self.policy, "critic": self.critic, "segmenter": self.segmenter
+        }  # fmt: skip
+        return {role: model for role, model in models.items() if model is not None}
+
+    def read_along(self, name: str, model: SegmentRewardModel) -> None:
+        """Let a reward model whose trunk is the reference read its rewards in the reference's own pass."""
+        if model.card.trunk_is_segmenter and model.segmenter_fingerprint == self.fingerprint:
+            self.readers[name] = model
 
     @torch.no_grad()
-    def reference_statistics(
-        self, conversations: Conversations, *, temperature: float, max_tokens: int
-    ) -> tuple[Float[Tensor, "b t"], ...]:
-        """The reference's log-probabilities, and its entropies at temperature 1, in one pass."""
-        model: Any = self.policy.model if self.reference is None else self.reference
-        with model.disable_adapter() if self.reference is None else nullcontext():
-            return in_micro_batches(
-                lambda part: response_statistics(model, part, temperature=temperature), conversations, max_tokens
-            )
+    def reference_pass(
+        self, conversations: Conversations, *, temperatures: list[float], max_tokens: int
+    ) -> ReferencePass:
+        """Run the reference once.
+
+        Args:
+            temperatures: of the log-probabilities.
+        """
+        model = self.reference
+
+        def compute(part: Conversations) -> tuple[Tensor, ...]:
+            states = response_states(model, part)
+            said = [statistics_of_states(model, states.before, part, temperature=t) for t in temperatures]
+            outputs = (reader.outputs_of(states.at) for reader in self.readers.values())
+            return *(logprobs for logprobs, _ in said), said[0][1], *outputs
+
+        found = list(in_micro_batches(compute, conversations, max_tokens))
+        logprobs, (entropy, *outputs) = found[: len(temperatures)], found[len(temperatures) :]
+        return ReferencePass(logprobs, entropy, dict(zip(self.readers, outputs, strict=True)))
 
     @torch.no_grad()
     def segmenter_statistics(
         self, conversations: Conversations, *, max_tokens: int
     ) -> tuple[Float[Tensor, "b t"], ...]:
-        """Log-probabilities and entropies, at temperature 1, of the model that the reward model names."""
+        """Log-probabilities and entropies, at temperature 1, of a segmenter that is not the reference."""
         segmenter = self.segmenter
-        if segmenter is None:
-            return self.reference_statistics(conversations, temperature=1.0, max_tokens=max_tokens)
+        assert segmenter is not None
         return in_micro_batches(lambda part: response_statistics(segmenter, part), conversations, max_tokens)
 
 
@@ -123,67 +167,45 @@ def load_roles(config: PPOConfig, device: torch.device, checkpoint: Path | None 
     if reward_model is not None and reads_ids:
         check_same_tokens(chat, reward_model, config.reward_model_path, config.model_name_or_path)
 
-    start = load_causal_lm(config.model_name_or_path, dtype=torch.float32, device=device)
+    base, reference, fingerprint = load_start(config, device)
     segmenter = None
-    # A reward model that names no segmenter leaves the cutting to the reference.
-    own = ("", model_fingerprint(start))
-    if reward_model is not None and reads_ids and reward_model.segmenter_fingerprint not in own:
-        segmenter = reward_model.segmenter().requires_grad_(False)
-    critic = _critic(config, reward_model, device) if config.advantage_estimator == "gae" else None
-    policy, reference = _policy_and_reference(start, config, device, checkpoint)
+    if reward_model is not None:
+        hold_once(reward_model.model, base)
+        # A reward model that names no segmenter leaves the cutting to the reference.
+        if reads_ids and reward_model.segmenter_fingerprint not in ("", fingerprint):
+            is_base = base is not reference and reward_model.segmenter_fingerprint == model_fingerprint(base)
+            segmenter = base if is_base else reward_model.segmenter().requires_grad_(False)
+    critic = _critic(config, reference, reward_model).to(device) if config.advantage_estimator == "gae" else None
+    policy = _policy(config, base, reference, device, checkpoint)
     for model in filter(None, (policy, critic)):
-        _disable_dropout(model)
+        disable_dropout(model)
         if config.gradient_checkpointing:
             _checkpoint_gradients(model)
-    return Roles(TokenPolicy(policy), reference, critic, reward_model, segmenter, chat)
+    return Roles(TokenPolicy(policy), reference, critic, reward_model, segmenter, chat, fingerprint)
 
 
-def _critic(config: PPOConfig, reward_model: SegmentRewardModel | None, device: torch.device) -> Critic:
-    critic = Critic(_with_adapter(_critic_trunk(config, device), config)).to(device)
-    if config.critic_init == "reward_model":
-        assert reward_model is not None
-        critic.head.weight.data.copy_(reward_model.head.weight)
+def _critic(config: PPOConfig, reference: nn.Module, reward_model: SegmentRewardModel | None) -> Critic:
+    if config.critic_init == "sft":
+        return Critic(trunk_to_learn(reference, config))
+    assert reward_model is not None
+    critic = Critic(trunk_to_learn(reward_model.model, config))
+    critic.head.weight.data.copy_(reward_model.head.weight)
     return critic
 
 
-def _policy_and_reference(
-    start: nn.Module, config: PPOConfig, device: torch.device, checkpoint: Path | None
-) -> tuple[nn.Module, nn.Module | None]:
+def _policy(
+    config: PPOConfig, base: nn.Module, reference: nn.Module, device: torch.device, checkpoint: Path | None
+) -> nn.Module:
     if config.use_peft:
         if checkpoint is None:
-            return _with_adapter(start, config), None
-        from peft import PeftModel
-
-        return PeftModel.from_pretrained(start, checkpoint, is_trainable=True), None  # type: ignore[arg-type]
-    source = config.model_name_or_path if checkpoint is None else str(checkpoint)
-    policy = load_causal_lm(source, dtype=torch.float32, device=device)
-    return policy, start.requires_grad_(False)
+            return learning(view_of(reference), config)
+        return with_adapter(base, checkpoint, learns=True)
+    if checkpoint is None:
+        return copy.deepcopy(reference).requires_grad_(True)
+    return load_causal_lm(str(checkpoint), dtype=torch.float32, device=device)
 
 
-def _critic_trunk(config: PPOConfig, device: torch.device) -> nn.Module:
-    if config.critic_init == "sft":
-        return trunk_of(load_causal_lm(config.model_name_or_path, dtype=torch.float32, device=device))
-    copy = SegmentRewardModel.from_pretrained(config.reward_model_path, device=device).model
-    merged: Any = copy.merge_and_unload() if hasattr(copy, "merge_and_unload") else copy  # type: ignore[operator]
-    return trunk_of(merged).float()
-
-
-def _with_adapter(model: nn.Module, config: PPOConfig) -> nn.Module:
-    if not config.use_peft:
-        return model.requires_grad_(True)
-    from peft import LoraConfig, get_peft_model
-
-    targets: Any = config.lora_target_modules
-    lora = LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
-    )
-    return get_peft_model(model, lora)  # type: ignore[arg-type]
-
-
-def _disable_dropout(model: nn.Module) -> None:
+def disable_dropout(model: nn.Module) -> None:
     """Log-probabilities of the same tokens must not differ between two passes."""
     for module in model.modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",):
@@ -217,15 +239,29 @@ def check_same_tokens(chat: ChatFormat, reward_model: SegmentRewardModel, path: 
             f"({len(differing)} tokens differ). Train the reward model from this policy's model, or let it read the "
             "answers' text: --reward_tokens text."
         )
-    rows = trunk_of(reward_model.model).get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if max(ours.values()) >= rows:
-        token = max(ours, key=lambda name: ours[name])
-        raise ValueError(
-            f"the reward model in {path} has {rows} embedding rows, too few for the policy's token {token!r} "
-            f"(id {ours[token]}). Train the reward model from this policy's model."
-        )
+    check_vocabulary(chat, reward_model.model, f"the reward model in {path}")
     if chat.tokenizer.chat_template != reward_model.chat.tokenizer.chat_template:
         raise ValueError(
             f"the reward model in {path} was trained with another chat template than the policy's; pass "
             f"--chat_template {path}/chat_template.jinja to use its own, or --reward_tokens text."
         )
+
+
+def check_vocabulary(chat: ChatFormat, model: nn.Module, name: str) -> int:
+    """Return how many embedding rows a model has, all tokens among them.
+
+    Args:
+        name: of the model, in words.
+
+    Raises:
+        ValueError: naming a token without one.
+    """
+    ours = chat.tokenizer.get_vocab()
+    rows = trunk_of(model).get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if max(ours.values()) >= rows:
+        token = max(ours, key=lambda name: ours[name])
+        raise ValueError(
+            f"{name} has {rows} embedding rows, too few for the tokenizer's token {token!r} (id {ours[token]}). Train "
+            "it from the model that the tokenizer belongs to, or restore that model's own tokenizer."
+        )
+    return rows

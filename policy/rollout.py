@@ -74,6 +74,19 @@ class Sampling:
         """Every token that ends an answer."""
         return tuple(dict.fromkeys((*chat.stop_ids, *self.stop_token_ids)))
 
+    def check(self, chat: ChatFormat) -> None:
+        """Refuse stop tokens that the tokenizer does not have.
+
+        Raises:
+            ValueError: naming them.
+        """
+        unknown = [token for token in self.stop_token_ids if token >= len(chat.tokenizer)]
+        if unknown:
+            raise ValueError(
+                f"--stop_token_ids {unknown}: the tokenizer has the ids 0 to {len(chat.tokenizer) - 1}, so no answer "
+                "would ever stop there; look the token up with `tokenizer.convert_tokens_to_ids`."
+            )
+
     def effective(self, chat: ChatFormat) -> dict[str, Any]:
         """The settings in force, to be logged."""
         stop_ids = list(self.stop_ids(chat))
@@ -212,7 +225,7 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
     settings = GenerationConfig(
         do_sample=not sampling.greedy,
         temperature=sampling.temperature,
-        top_k=sampling.top_k,
+        top_k=None if sampling.greedy else sampling.top_k,
         top_p=sampling.top_p,
         max_new_tokens=sampling.max_new_tokens,
         eos_token_id=stop_ids,
@@ -260,14 +273,14 @@ def sample_answers(
 
 def in_micro_batches(
     compute: Callable[[Conversations], tuple[Tensor, ...]], conversations: Conversations, max_tokens: int
-) -> tuple[Float[Tensor, "b t"], ...]:
-    """Run `compute` on rows of similar length at a time and lay its [rows, t] results out as [b, t]."""
+) -> tuple[Float[Tensor, "b t ..."], ...]:
+    """Run `compute` on rows of similar length at a time and lay its [rows, t, …] results out as [b, t, …]."""
     width = max(conversations.lengths)
     whole: tuple[Tensor, ...] = ()
     for rows in micro_batches(conversations, max_tokens):
         parts = compute(conversations.select(rows))
         if not whole:
-            whole = tuple(part.new_zeros(len(conversations), width) for part in parts)
+            whole = tuple(part.new_zeros(len(conversations), width, *part.shape[2:]) for part in parts)
         for target, part in zip(whole, parts, strict=True):
             target[rows, : part.shape[1]] = part
     return whole

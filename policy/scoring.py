@@ -10,6 +10,7 @@ from policy.ppo_config import PPOConfig
 from policy.readings import Units
 from policy.roles import Roles
 from reward_models import LocationNormalizer, SegmentRewardModel
+from segrew import processes
 from segrew.language_models import Conversations
 from segrew.segmentation import Segmentation, SegmentationConfig, segment
 
@@ -121,31 +122,33 @@ def cut_units(
     generator: torch.Generator,
     further: tuple[SegmentationConfig, ...] = (),
 ) -> Units:
-    """Run the reference once over the answers: its log-probabilities for the KL, its entropies for the cuts.
+    """Run the reference once over the answers: its log-probabilities for the KL, its entropies for the cuts, and the
+    readings of reward heads on its states.
 
-    Another pass is made only where the reward model names another segmenter, or where perplexity units need
-    log-probabilities at temperature 1 and sampling has another.
+    Another pass is made only where the reward model names another segmenter.
 
     Args:
-        further: rules to cut by as well; an entropy rule without a threshold takes it from these answers.
+        further: rules to cut by as well; an entropy rule without a threshold takes it from the answers of all
+            processes, each of which then needs some.
     """
-    max_tokens = config.max_tokens_per_batch
-    ref_logprobs, entropy = roles.reference_statistics(
-        conversations, temperature=config.temperature, max_tokens=max_tokens
-    )
-    mask, ended = (x.to(ref_logprobs.device) for x in (conversations.mask, conversations.ended))
-    logprobs = ref_logprobs
     rules = [axes.rewards, axes.actions, *further]
     if roles.reward_model is not None and config.reward_tokens == "ids":
         rules.insert(0, roles.reward_model.segmentation)
-    other_segmenter = roles.segmenter is not None and any(rule.needs_model for rule in rules)
-    if other_segmenter or (any(rule.rule == "perplexity" for rule in rules) and config.temperature != 1):
+    max_tokens, temperatures = config.max_tokens_per_batch, [config.temperature]
+    if config.temperature != 1 and any(rule.rule == "perplexity" for rule in rules):
+        temperatures.append(1.0)
+    found = roles.reference_pass(conversations, temperatures=temperatures, max_tokens=max_tokens)
+    logprobs, entropy = found.logprobs[-1], found.entropy
+    if roles.segmenter is not None and any(rule.needs_model for rule in rules):
         logprobs, entropy = roles.segmenter_statistics(conversations, max_tokens=max_tokens)
+    mask, ended = (x.to(entropy.device) for x in (conversations.mask, conversations.ended))
     texts = roles.chat.response_texts(conversations.responses)
     inputs: dict[str, Any] = {"entropy": entropy, "logprobs": logprobs, "texts": texts, "generator": generator}
 
     def cut(rule: SegmentationConfig, ended: torch.Tensor | None) -> Segmentation:
-        return segment(rule.resolve(entropy, mask), mask, **inputs, ended=ended)
+        if rule.rule == "entropy" and rule.threshold is None:
+            rule = rule.resolve(*processes.joined((entropy, mask), entropy.device))
+        return segment(rule, mask, **inputs, ended=ended)
 
     cuts: dict[SegmentationConfig, Segmentation] = {}
     for rule in rules:
@@ -153,7 +156,7 @@ def cut_units(
             cuts[rule] = cut(rule, ended)
     # The released code knows no stop token.
     actions = cut(axes.actions, None) if config.compat else cuts[axes.actions]
-    return Units(ref_logprobs, cuts, cuts[axes.rewards], actions)
+    return Units(found.logprobs[0], cuts, cuts[axes.rewards], actions, found.outputs)
 
 
 def take(segmentation: Segmentation, rows: list[int], width: int) -> Segmentation:

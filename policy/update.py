@@ -1,10 +1,10 @@
 """The optimizer steps of one batch of rollouts: losses, early stop of the inner epochs, gradients that are checked."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,15 +16,15 @@ from policy.minibatches import micro_batches_of, mini_batches
 from policy.ppo_run import Run
 from policy.rollout import Rollout
 from policy.scoring import take
+from segrew import processes
 from segrew.macro_actions import value_by_unit
 from segrew.segmentation import Segmentation
 
 Stats = dict[str, Tensor]
-# Means over the mini-batches of a step; 0 for what a run does not have.
-AVERAGED = (
-    "policy/loss", "policy/kl_loss", "policy/clip_fraction", "policy/approx_kl", "policy/grad_norm", "value/loss",
-    "value/grad_norm",
-)  # fmt: skip
+# Sums over the micro-batches of a mini-batch; 0 for what a run does not have.
+ADDITIVE = ("policy/loss", "policy/kl_loss", "policy/clip_fraction", "policy/approx_kl", "value/loss")
+# Means over the mini-batches of a step.
+AVERAGED = (*ADDITIVE, "policy/grad_norm", "value/grad_norm")
 
 
 def update(
@@ -50,8 +50,9 @@ def update(
         num_epochs=config.num_ppo_epochs,
         num_mini_batches=config.num_mini_batches,
         generator=generator,
+        group=config.num_samples_per_prompt,
     ):
-        sizes = batch_sizes(accelerator, experience.units.actions, rows)
+        sizes = batch_sizes(experience.units.actions, rows)
         if not sizes["token"]:
             continue  # no answer of these takes part
         stats, ratio = accumulate(run, rollout, experience, rows, sizes, noise, warming_up=warming_up)
@@ -90,26 +91,35 @@ def accumulate(
     *,
     warming_up: bool,
 ) -> tuple[Stats, Tensor]:
-    """Accumulate the gradient of a mini-batch; return its statistics and its largest ratio."""
-    totals: dict[str, Any] = defaultdict(float)
+    """Accumulate the gradient of a mini-batch; return its statistics and its largest ratio.
+
+    Each process takes its share of the micro-batches. Losses are divided by the sizes of the whole mini-batch, so
+    that gradients and statistics add up.
+    """
+    config, tokens_of = run.config, experience.units.actions.mask.sum(1)
+    totals: dict[str, Any] = defaultdict(lambda: torch.zeros((), device=run.accelerator.device))
     ratio_max = torch.zeros((), device=run.accelerator.device)
     noise.begin()
-    for part in micro_batches_of(rows, rollout.conversations, run.config.per_device_train_batch_size):
-        loss, stats, share = losses(run, rollout, experience, part, sizes, warming_up=warming_up)
-        run.accelerator.backward(loss)
-        noise.observe(share)
-        ratio_max = torch.maximum(ratio_max, stats.pop("policy/ratio_max"))
-        for name, value in stats.items():
-            totals[name] += value
-    return dict(totals), ratio_max
+    at_most = min(config.per_device_train_batch_size, -(-len(rows) // processes.count()))
+    parts = micro_batches_of(rows, rollout.conversations, at_most, config.train_tokens_per_batch)
+    for part in processes.deal(list(parts)):
+        for loss, stats in losses(run, rollout, experience, part, sizes, warming_up=warming_up):
+            if loss.requires_grad:
+                run.accelerator.backward(loss)
+            ratio_max = torch.maximum(ratio_max, stats.pop("policy/ratio_max", ratio_max))
+            for name, value in stats.items():
+                totals[name] += value
+        noise.observe(tokens_of[part].sum() / sizes["token"])
+    processes.sum_gradients([p for group in run.optimizer.param_groups for p in group["params"]])
+    sums = processes.reduce(torch.stack([totals[name].detach() for name in ADDITIVE]))
+    return dict(zip(ADDITIVE, sums, strict=True)), processes.reduce(ratio_max, "max")
 
 
-def batch_sizes(accelerator: Accelerator, actions: Segmentation, rows: list[int]) -> dict[str, float]:
-    """What the losses of a mini-batch are divided by: its mean over processes, as gradients are averaged there."""
+def batch_sizes(actions: Segmentation, rows: list[int]) -> dict[str, float]:
+    """What the losses of a mini-batch are divided by: its tokens, answers and units."""
     part = actions.select(torch.tensor(rows, device=actions.ids.device))
     sizes = torch.stack([part.mask.sum(), part.mask.any(1).sum(), part.counts.sum()]).float()
-    means: Any = accelerator.reduce(sizes, reduction="mean")
-    return dict(zip(("token", "sequence", "unit"), means.tolist(), strict=True))
+    return dict(zip(("token", "sequence", "unit"), sizes.tolist(), strict=True))
 
 
 def losses(
@@ -120,8 +130,11 @@ def losses(
     sizes: dict[str, float],
     *,
     warming_up: bool = False,
-) -> tuple[Float[Tensor, ""], Stats, Float[Tensor, ""]]:
-    """Loss of one micro-batch, its additive share of the mini-batch's statistics, and its share of the tokens."""
+) -> Iterator[tuple[Float[Tensor, ""], Stats]]:
+    """Yield the policy's loss of one micro-batch, then the critic's, each with its share of the statistics.
+
+    The critic runs only when the next loss is asked for: taken back one by one, the two graphs are never held at once.
+    """
     config, part = run.config, rollout.conversations.select(rows)
     width = max(part.lengths)
     actions = take(experience.units.actions, rows, width)
@@ -151,11 +164,10 @@ def losses(
         charged = run.state.kl_coef * scaled_kl(kl, actions, config.kl_scale).sum() / sizes["token"]
         loss = loss + charged
         shared["policy/kl_loss"] = charged.detach()
+    yield loss, shared
     if run.critic is not None:
         on_values = critic_loss(run, rollout, experience, rows, actions, sizes)
-        loss = loss + config.vf_coef * on_values
-        shared["value/loss"] = on_values.detach()
-    return loss, shared, share
+        yield config.vf_coef * on_values, {"value/loss": on_values.detach()}
 
 
 def critic_loss(
@@ -182,8 +194,7 @@ def too_far(run: Run, approx_kl: Tensor, ratio: Tensor) -> bool:
     kl_bound, ratio_bound = run.config.target_kl, run.config.ratio_threshold
     if kl_bound is None and ratio_bound is None:
         return False
-    everywhere: Any = run.accelerator.reduce(torch.stack([approx_kl, ratio]), reduction="mean")
-    kl, largest = everywhere.tolist()
+    kl, largest = torch.stack([approx_kl, ratio]).tolist()
     return (kl_bound is not None and kl > kl_bound) or (ratio_bound is not None and largest > ratio_bound)
 
 
@@ -206,12 +217,13 @@ def skips_bad_gradient(run: Run, rollout: Rollout, experience: Experience, rows:
 
 
 def find_bad_row(run: Run, rollout: Rollout, experience: Experience, rows: list[int]) -> int | None:
-    """Take the gradient of one row at a time, on this process alone, until one is not finite."""
+    """Take the gradient of one row at a time, the same on every process, until one is not finite."""
     trained = [p for group in run.optimizer.param_groups for p in group["params"]]
     sizes = dict.fromkeys(("token", "sequence", "unit"), 1.0)
     for row in rows:
         run.optimizer.zero_grad()
-        losses(run.unwrapped(), rollout, experience, [row], sizes)[0].backward()
+        for loss, _ in losses(run, rollout, experience, [row], sizes):
+            loss.backward()
         if not all(p.grad is None or p.grad.isfinite().all() for p in trained):
             return row
     return None

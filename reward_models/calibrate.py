@@ -1,11 +1,15 @@
 """Fit the location normalizer of a reward model on its own unit rewards (`segrew calibrate`)."""
 
 import random
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import Float
 from rich.console import Console
+from torch import Tensor
 
 from reward_models.calibration_report import plot_fit, print_fit
 from reward_models.card import RewardModelCard
@@ -15,13 +19,15 @@ from reward_models.location_fit import Link, Regression
 from reward_models.model_card import model_card_kept_up
 from reward_models.normalizer_parameters import Mode
 from reward_models.normalizers import LocationBy, LocationNormalizer
-from reward_models.pairs import SegmentedPairs, readings_of, segment_for
+from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
+from segrew import processes
 from segrew.config import arg, parse
 from segrew.data_options import DataOptions
 from segrew.language_models import TOKENS_PER_BATCH
-from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, load_preferences
+from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, PreferencePair, load_preferences
 from segrew.run_directory import write_json
+from segrew.segmentation import Compat
 from segrew.sources import DataRecord, write_records
 from segrew.text_rules import warn_of_fallbacks
 
@@ -62,7 +68,7 @@ def calibrate(
     Raises:
         ValueError: the reward model or the data cannot be used.
     """
-    console, directory = console or Console(), Path(config.reward_model)
+    console, directory = console or Console(quiet=not processes.is_main()), Path(config.reward_model)
     if config.preset is not None:
         return _from_preset(config.preset, directory, console)
     if directory != find_checkpoint(directory):
@@ -71,19 +77,20 @@ def calibrate(
         )
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     loaded = _load(config, (options or DataOptions()).for_stage("reward"))
-    tokens = config.max_tokens_per_batch
-    data = segment_for(reward_model, loaded.pairs, max_tokens=tokens, description="Cutting answers")
-    warn_of_fallbacks([data.segmentation])
-    normalizer, found = fit_normalizer(reward_model, data, config)
+    own, normalizer = processes.share(loaded.pairs), _unfitted(config, reward_model)
+    read = processes.joined(read_rewards(reward_model, own, normalizer, config) if own else None, torch.device("cpu"))
+    found = fit_normalizer(normalizer, read, config, compat=reward_model.segmentation.compat)
+    if not processes.is_main():
+        return processes.from_main(normalizer)
     _save(normalizer, directory)
     write_json(directory / CALIBRATION_FILE, found)
     plot_fit(normalizer, directory / "normalizer.svg")
-    record = DataRecord("calibration", "pairs", len(data), loaded.sources, data.fitted)
+    record = DataRecord("calibration", "pairs", len(read.lengths) // 2, loaded.sources, Counter(read.fitted))
     console.print(str(record), highlight=False, markup=False, soft_wrap=True)
     write_records(directory, [record])
     print_fit(normalizer, found, console)
     console.print(f"Normalizer written to {directory / NORMALIZER_FILE}, picture to normalizer.svg")
-    return normalizer
+    return processes.from_main(normalizer)
 
 
 def _load(config: CalibrationConfig, options: DataOptions) -> LoadedPairs:
@@ -94,13 +101,8 @@ def _load(config: CalibrationConfig, options: DataOptions) -> LoadedPairs:
     return loaded
 
 
-def fit_normalizer(
-    reward_model: SegmentRewardModel, data: SegmentedPairs, config: CalibrationConfig
-) -> tuple[LocationNormalizer, dict[str, Any]]:
-    """Read every unit of both answers and fit; beside the normalizer, what `calibration.json` holds."""
-    tokens, unit_mask = config.max_tokens_per_batch, data.segmentation.unit_mask
-    readings = readings_of(reward_model, data, max_tokens=tokens, description="Reading rewards")
-    normalizer = LocationNormalizer(
+def _unfitted(config: CalibrationConfig, reward_model: SegmentRewardModel) -> LocationNormalizer:
+    return LocationNormalizer(
         fingerprint=reward_model.fingerprint,
         rule=reward_model.segmentation.label,
         mode=config.normalizer,
@@ -108,12 +110,49 @@ def fit_normalizer(
         link=config.link,
         location_by=config.location,
     )
+
+
+@dataclass(frozen=True)
+class UnitRewards:
+    """What the fit is made from.
+
+    Args:
+        rewards, locations: of every unit, raw. scores, lengths: of every answer, both sides of a pair in turn.
+        fitted: a reason for each pair that was left out or cut to fit.
+    """
+
+    rewards: Float[Tensor, " n"]
+    locations: Float[Tensor, " n"]
+    scores: Float[Tensor, " b"]
+    lengths: list[int]
+    fitted: list[str]
+
+
+def read_rewards(
+    reward_model: SegmentRewardModel,
+    pairs: list[PreferencePair],
+    normalizer: LocationNormalizer,
+    config: CalibrationConfig,
+) -> UnitRewards:
+    """Cut both answers of each pair and read every unit."""
+    tokens = config.max_tokens_per_batch
+    data = segment_for(reward_model, pairs, max_tokens=tokens, description=processes.label("Cutting answers"))
+    warn_of_fallbacks([data.segmentation])
+    readings = readings_of(reward_model, data, max_tokens=tokens, description=processes.label("Reading rewards"))
+    unit_mask = data.segmentation.unit_mask
     locations = normalizer.locations(data.segmentation)[unit_mask]
-    normalizer.fit(readings.rewards[unit_mask], locations, compat=reward_model.segmentation.compat)
-    prompts = [place for place in range(len(data)) for _ in range(2)]
-    found = {"units": int(unit_mask.sum()), "responses": len(unit_mask), "settings": asdict(config)}
-    found["length_bias"] = length_bias(readings.scores.tolist(), data.conversations.lengths, prompts)
-    return normalizer, found
+    lengths, fitted = data.conversations.lengths, list(data.fitted.elements())
+    return UnitRewards(readings.rewards[unit_mask], locations, readings.scores, lengths, fitted)
+
+
+def fit_normalizer(
+    normalizer: LocationNormalizer, read: UnitRewards, config: CalibrationConfig, *, compat: Compat | None
+) -> dict[str, Any]:
+    """Fit the normalizer; return what `calibration.json` holds."""
+    normalizer.fit(read.rewards, read.locations, compat=compat)
+    prompts = [place // 2 for place in range(len(read.lengths))]
+    found = {"units": len(read.rewards), "responses": len(read.lengths), "settings": asdict(config)}
+    return found | {"length_bias": length_bias(read.scores.tolist(), read.lengths, prompts)}
 
 
 def _save(normalizer: LocationNormalizer, directory: Path) -> None:

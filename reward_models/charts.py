@@ -24,7 +24,7 @@ def number(value: float | int | None) -> str:
     return text.replace("-", "−")
 
 
-def ticks(low: int | float, high: int | float, count: int = 4) -> list[float]:
+def ticks(low: int | float, high: int | float, count: int = 5) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten) that cover the range with about `count` steps."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -59,35 +59,82 @@ class _Axes:
         yield f'<text class="tick end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 5}">{escape(x_label)}</text>'
 
 
+Point = tuple[int | float, int | float]
+LINES = 6  # that a chart can tell apart: by colour, and by dashes for print and the colour-blind
+SPOTS = 120  # points of a line that say their value
+
+
 @dataclass(frozen=True)
 class Series:
-    """One line: a name for the legend and its points."""
+    """One line: a name for the legend, its points, and a band around it as (x, low, high)."""
 
     name: str
-    points: Sequence[tuple[int | float, int | float]]
+    points: Sequence[Point]
+    band: Sequence[tuple[int | float, int | float, int | float]] = ()
 
 
 def line_chart(series: Sequence[Series], *, label: str, x_label: str = "step") -> Markup:
-    """Up to three lines over a common x; each point says its value when pointed at."""
-    series = [
-        Series(one.name, [(x, y) for x, y in one.points if math.isfinite(x) and math.isfinite(y)]) for one in series
-    ]
+    """Up to `LINES` lines over a common x; each point says its value when pointed at."""
+    series = [_finite(one) for one in series]
     points = [point for one in series for point in one.points]
+    edges = [y for one in series for _, *ends in one.band for y in ends]
     if not points:
         return Markup("")
-    axes = _Axes(_range(x for x, _ in points), _range((y for _, y in points), pad=0.08))
+    axes = _Axes(_range(x for x, _ in points), _range([*(y for _, y in points), *edges], pad=0.08))
     body = list(axes.frame(x_label))
+    for i, one in enumerate(series):
+        if len(one.band) > 1:
+            upper = [axes.at(x, high) for x, _, high in one.band]
+            lower = [axes.at(x, low) for x, low, _ in reversed(one.band)]
+            body.append(f'<polygon class="band s{i}" points="{" ".join(upper + lower)}"/>')
     for i, one in enumerate(series):
         if len(one.points) > 1:
             path = " ".join(axes.at(x, y) for x, y in one.points)
             body.append(f'<polyline class="line s{i}" points="{path}"/>')
-        radius = 2.5 if len(one.points) <= 40 else 1.2
-        for x, y in one.points:
-            says = escape(f"{one.name}, {x_label} {number(x)}: {number(y)}")
-            body.append(
-                f'<circle class="dot s{i}" cx="{axes.px(x):.1f}" cy="{axes.py(y):.1f}" r="{radius}">'
-                f"<title>{says}</title></circle>"
-            )
+        spoken = one.points[:: -(-len(one.points) // SPOTS) or 1]
+        drawn = len(one.points) <= 40 // len(series)  # dots fill the dashes by which lines are told apart in print
+        body += _dots(spoken, axes, i, one.name, x_label, 2.5 if drawn else 0)
+    return _svg(label, body)
+
+
+def _finite(series: Series) -> Series:
+    points = [point for point in series.points if all(map(math.isfinite, point))]
+    return Series(series.name, points, [edge for edge in series.band if all(map(math.isfinite, edge))])
+
+
+def _dots(points: Iterable[Point], axes: _Axes, i: int, name: str, x_label: str, radius: int | float) -> Iterable[str]:
+    """Marks that say their value; radius 0 draws nothing but still says it."""
+    kind = "dot" if radius else "spot"
+    for x, y in points:
+        says = escape(f"{name}, {x_label} {number(x)}: {number(y)}")
+        place = f'cx="{axes.px(x):.1f}" cy="{axes.py(y):.1f}" r="{radius or 3}"'
+        yield f'<circle class="{kind} s{i}" {place}><title>{says}</title></circle>'
+
+
+def scatter_chart(points: Sequence[Point], line: tuple[float, float] | None, *, label: str, x_label: str) -> Markup:
+    """Points, and the straight line of a slope and an intercept where there is one."""
+    ends = []
+    if line is not None:
+        ends = [(x, line[0] * x + line[1]) for x in (min(x for x, _ in points), max(x for x, _ in points))]
+    axes = _Axes(_range((x for x, _ in points), pad=0.03), _range((y for _, y in [*points, *ends]), pad=0.06))
+    body = [*axes.frame(x_label), *_dots(points, axes, 0, "score", x_label, 1.8)]
+    if ends:
+        body.append(f'<polyline class="line s1" points="{" ".join(axes.at(x, y) for x, y in ends)}"/>')
+    return _svg(label, body)
+
+
+def histogram(counts: Sequence[tuple[int, int, int]], *, label: str, x_label: str) -> Markup:
+    """Bars of (first, last, how many) over whole numbers, as shares of all."""
+    total = sum(count for *_, count in counts) or 1
+    axes = _Axes((counts[0][0] - 0.5, counts[-1][1] + 0.5), (0.0, 1.08 * max(count for *_, count in counts) / total))
+    body = list(axes.frame(x_label))
+    for first, last, count in counts:
+        left, right, top = axes.px(first - 0.5), axes.px(last + 0.5), axes.py(count / total)
+        says = f"{first if first == last else f'{first} to {last}'}: {count} ({100 * count / total:.0f} %)"
+        body.append(
+            f'<rect class="bin" x="{left + 0.5:.1f}" y="{top:.1f}" width="{max(right - left - 1, 0.6):.1f}" '
+            f'height="{HEIGHT - _BOTTOM - top:.1f}"><title>{escape(says)}</title></rect>'
+        )
     return _svg(label, body)
 
 

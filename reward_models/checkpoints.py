@@ -25,8 +25,8 @@ ATTENTION = "unit_attention"
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from warning of a new head; we say it ourselves, once, or refuse."""
+def quiet() -> Iterator[None]:
+    """Keep the log of transformers off the terminal where we say what matters ourselves, or refuse."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -51,7 +51,7 @@ def load_classifier(
     model: Any
     missing, unexpected = list[str](), set[str]()
     try:
-        with _quiet():
+        with quiet():
             if (Path(path) / ADAPTER_FILE).is_file():
                 model = _load_adapter(path, options)
             else:

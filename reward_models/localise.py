@@ -22,7 +22,7 @@ from reward_models.localisation_metrics import (
 )
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from reward_models.token_credit import final_attention, prefix_values
-from segrew.language_models import TOKENS_PER_BATCH, response_statistics
+from segrew.language_models import TOKENS_PER_BATCH
 
 OURS = "segments"
 METHODS = {OURS: "mean", "prefix_difference": "sum", "attention": "sum", "surprisal": "mean"}  # token -> unit
@@ -61,8 +61,9 @@ def localise_items(
     """Give each content token a reward by each method: the lines of `scores.jsonl`, with their segments."""
     encoded, rows = encode_items(reward_model, items), {}
     for numbers, part, texts in encoded.batches(max_tokens):
-        logprobs, entropy = response_statistics(reward_model.segmenter(), part)
-        segmentation, readings = reward_model.segment_and_read(part, statistics=lambda _: (logprobs, entropy))  # noqa: B023
+        logprobs, entropy, outputs = reward_model.segmenter_pass(part)
+        segmentation = reward_model.cut(part, logprobs, entropy)
+        readings = reward_model.read(part, segmentation, outputs)
         described = reward_model.describe(segmentation, readings, part, texts)
         after, before = prefix_values(bandit.model, bandit.head, part)
         for k, number in enumerate(numbers):

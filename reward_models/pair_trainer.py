@@ -116,10 +116,10 @@ class PairTrainer(Trainer):
         **options: Any,
     ):
         super().__init__(model, data_collator=collate, compute_metrics=self._metrics, **options)
-        if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
+        if is_deepspeed_zero3_enabled():
             raise ValueError(
-                "train-rm splits batches over processes (data parallel), not weights: FSDP and DeepSpeed ZeRO-3 are "
-                "not supported. Leave them off, or use --tune lora where one accelerator is too small."
+                "DeepSpeed ZeRO-3 would divide the frozen segmenter too, which reads the answers whole. Launch with "
+                "configs/accelerate/fsdp2.yaml, which divides the trained weights alike, or use --tune lora."
             )
         self.run, self.num_print_samples = run, num_print_samples
         self.center_rewards_coefficient = center_rewards_coefficient
@@ -145,6 +145,10 @@ class PairTrainer(Trainer):
             inputs = self._prepare_inputs(inputs)
             scores = self._scores(model, inputs)
         return None, scores.reshape(-1, 2), inputs["index"]
+
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        """All weights, on the first process, where FSDP divides them; None where each process has them all."""
+        return self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
 
     def _metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         found, index = torch.as_tensor(prediction.predictions), torch.as_tensor(prediction.label_ids)

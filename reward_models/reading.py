@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from reward_models.card import RewardModelCard
 from segrew.aggregation import aggregate, attention_weights
@@ -26,33 +27,30 @@ class Readings:
     scores: Float[Tensor, "b"]
 
 
-def read_rewards(
-    head: nn.Module,
-    states: Float[Tensor, "b t d"],
-    columns: Int64[Tensor, "b s"],
-    unit_mask: Bool[Tensor, "b s"],
-) -> Float[Tensor, "b s"]:
-    """r_k = w · h at unit k's read column, in float32; 0 in padding (2501.02790, section 3)."""
-    index = columns[..., None].expand(-1, -1, states.shape[-1])
+def read_head(head: Any, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
+    """w · h of each state, in float32 (2501.02790, section 3)."""
     with torch.autocast(states.device.type, enabled=False):
-        rewards = head(states.gather(1, index).float()).squeeze(-1)
-    return rewards.masked_fill(~unit_mask, 0.0)
+        # FSDP may hold the head in bfloat16 during a pass.
+        bias = None if head.bias is None else head.bias.float()
+        return linear(states.float(), head.weight.float(), bias).squeeze(-1)
 
 
-def read_states(
-    model: Any,
-    states: Float[Tensor, "b t d"],
-    ended: Bool[Tensor, "b"],
-    segmentation: Segmentation,
-    card: RewardModelCard,
+def read_tokens(model: Any, states: Float[Tensor, "b t d"], card: RewardModelCard) -> Float[Tensor, "b t k"]:
+    """What the heads of a model say after every token: the reward, and the attention's logit where it is learned."""
+    plain = plain_model(model)
+    heads = [plain.score, plain.unit_attention] if card.aggregator == "learned" else [plain.score]
+    return torch.stack([read_head(head, states) for head in heads], -1)
+
+
+def at_units(
+    outputs: Float[Tensor, "b t k"], ended: Bool[Tensor, "b"], segmentation: Segmentation, card: RewardModelCard
 ) -> Readings:
-    """Read the heads of a model at the units of its own states."""
-    plain, unit_mask = plain_model(model), segmentation.unit_mask
-    columns = read_columns(segmentation, ended.to(states.device), card.read_position)
-    rewards, weights = read_rewards(plain.score, states, columns, unit_mask), None
-    if card.aggregator == "learned":
-        logits = read_rewards(plain.unit_attention, states, columns, unit_mask)
-        weights = attention_weights(logits, unit_mask, temperature=card.temperature)
+    """Pick the heads' outputs at the units' read columns, and aggregate them to the score."""
+    unit_mask = segmentation.unit_mask
+    columns = read_columns(segmentation, ended.to(outputs.device), card.read_position)
+    picked = outputs.gather(1, columns[..., None].expand(-1, -1, outputs.shape[-1]))
+    rewards, *logits = picked.masked_fill(~unit_mask[..., None], 0.0).unbind(-1)
+    weights = attention_weights(logits[0], unit_mask, temperature=card.temperature) if logits else None
     scores = aggregate(rewards, unit_mask, kind=card.aggregator, temperature=card.temperature, weights=weights)
     return Readings(rewards, scores)
 
@@ -61,4 +59,5 @@ def read_units(
     model: nn.Module, conversations: Conversations, segmentation: Segmentation, card: RewardModelCard
 ) -> Readings:
     """Run the trunk over conversations and read each unit."""
-    return read_states(model, response_states(model, conversations).at, conversations.ended, segmentation, card)
+    outputs = read_tokens(model, response_states(model, conversations).at, card)
+    return at_units(outputs, conversations.ended, segmentation, card)

@@ -14,7 +14,8 @@ from reward_models import report_tables as tables
 from reward_models import report_tiles as tiles
 from reward_models import report_views as views
 from reward_models.charts import number
-from reward_models.report_runs import find_runs
+from reward_models.report_policy import policy_curves
+from reward_models.report_runs import RunFiles, find_runs
 from segrew.config import arg, parse
 
 _MARK = '<meta name="generator" content="segrew report">'
@@ -24,7 +25,9 @@ _MARK = '<meta name="generator" content="segrew report">'
 class ReportConfig:
     """What `segrew report` reads and writes."""
 
-    run_dirs: list[str] = arg([], help="run directories to show, each with its sub-directories one level down")
+    run_dirs: list[str] = arg(
+        [], help="run directories to show, each with its sub-directories one level down, or files of scored answers"
+    )
     output_file: str = arg("report.html", help="the page to write; an older report there is replaced")
 
     def __post_init__(self) -> None:
@@ -35,7 +38,10 @@ class ReportConfig:
 def main(argv: list[str]) -> None:
     """Write the report that the command line asks for and say where it is."""
     (config,) = parse("report", (ReportConfig,), argv)
-    print(f"wrote {build_report(config.run_dirs, config.output_file)}")
+    runs = find_runs(config.run_dirs)
+    print(f"wrote {write_report(runs, config.output_file)}")
+    for note in [note for run in runs for note in run.notes]:
+        print(f"note: {note}")
 
 
 def build_report(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
@@ -46,12 +52,17 @@ def build_report(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
         FileExistsError: `output` is a file that no report made.
         ValueError: nothing to show.
     """
+    return write_report(find_runs(run_dirs), output)
+
+
+def write_report(runs: list[RunFiles], output: str | Path) -> Path:
+    """Write the page about runs that are read already; raises FileExistsError as `build_report` does."""
     output = Path(output)
     if output.is_dir():
         raise FileExistsError(f"--output_file {output} is a directory; name a file, for example {output}/report.html")
     if output.is_file() and _MARK not in output.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise FileExistsError(f"--output_file {output} is not a segrew report and is kept; name another file")
-    page = _environment().get_template("report.html.jinja").render(**_page(find_runs(run_dirs)))
+    page = _environment().get_template("report.html.jinja").render(**_page(runs))
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(output.name + ".partial")
     partial.write_text(page, encoding="utf-8")
@@ -59,18 +70,24 @@ def build_report(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
     return output
 
 
-def _page(runs: list[Any]) -> dict[str, Any]:
+def _page(runs: list[RunFiles]) -> dict[str, Any]:
     """Everything the template shows; a section without content is an empty list."""
+    roots = list(dict.fromkeys(run.name.split("/")[0] for run in runs))
     return {
         "mark": _MARK,
+        "title": ", ".join(roots[:3]) + (f" and {len(roots) - 3} more" if len(roots) > 3 else ""),
         "names": [run.name for run in runs],
         "facts": tiles.facts(runs),
         "tiles": tiles.tiles(runs),
-        "answers": [view for run in runs if run.answers and (view := views.answers(run))],
+        "answers": views.answers(runs),
+        "units": [chart for run in runs if (chart := curves.unit_lengths(run))],
         "locations": [curves.location(run) for run in runs if run.normalizer is not None],
+        "lengths": [chart for run in runs if (chart := curves.length_bias_chart(run))],
+        "localisation": [view for run in runs if run.results and (view := tables.localisation(run))],
         "benchmarks": [view for run in runs if run.results and (view := tables.benchmark(run))],
         "training": [curves.training_curves(run) for run in runs if run.training],
-        "policy": [curves.policy_curves(run) for run in runs if run.policy],
+        "judged": [view for run in runs if run.judge and (view := tables.judge(run))],
+        "policy": policy_curves(runs),
         "samples": [view for run in runs if run.samples and (view := views.samples(run))],
         "stages": [view for run in runs if run.summary and (view := tables.stages(run))],
         "settings": [tables.settings(run) for run in runs if run.run],

@@ -1,6 +1,7 @@
 """From scored responses to coloured text: which characters, which colour, where the marked faults are."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,6 +44,7 @@ class Answer:
     verdicts: list[str]
     step: float | None
     segments: int
+    tokens: int
     length: int
 
 
@@ -74,6 +76,11 @@ class RewardScale:
 def segments_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The segments of a row; anything else that the field may hold is passed over."""
     return records(row.get("segments"))
+
+
+def tokens_of(row: Mapping[str, Any]) -> int:
+    """Tokens of the response, all segments together; 0 where the file does not say."""
+    return int(sum(finite(segment.get("tokens")) or 0 for segment in segments_of(row)))
 
 
 def faults_of(row: Mapping[str, Any]) -> list[tuple[int, int, str]]:
@@ -115,6 +122,7 @@ def answer_view(row: Mapping[str, Any], scale: RewardScale) -> Answer:
         verdicts=_verdicts(placed, faults, scale),
         step=finite(row.get("step")),
         segments=len(placed),
+        tokens=tokens_of(row),
         length=len(text),
     )
 
@@ -156,7 +164,7 @@ def _verdicts(
             continue
         place = {len(scored): "the highest", 1: "the lowest"}.get(rank, f"the {_ordinal(rank)} lowest")
         said.append(f"{fault[2]}: its segment has {place} reward of {len(scored)}")
-    return said
+    return [one if times == 1 else f"{times} × {one}" for one, times in Counter(said).items()]
 
 
 def _place(segments: Sequence[Mapping[str, Any]], text: str) -> list[tuple[int, int, Mapping[str, Any]]]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 from reward_models.normalizers import LocationNormalizer
 
-KNOWN_FILES = (
-    "run.json",
+SCORED_PAIRS = "scored_pairs"
+SHOWN = (
     "summary.json",
     "scores.jsonl",
+    "segments.jsonl",
+    SCORED_PAIRS,
     "normalizer.json",
+    "calibration.json",
     "metrics.jsonl",
     "results.json",
+    "judge.json",
     "samples.jsonl",
     "evaluation.jsonl",
 )
@@ -27,7 +32,8 @@ class RunFiles:
 
     Attributes:
         name: how the page calls it.
-        answers: scored responses with segments. training, policy: metrics of `train-rm` and of PPO by step.
+        answers: responses with their score, segments, or both; of a reward model the pairs it was last evaluated on.
+        training, policy: metrics of `train-rm` and of PPO by step.
         samples: responses of the policy over training. evaluation: its scores on held-out prompts by step.
         notes: what could not be read, in words.
     """
@@ -36,6 +42,8 @@ class RunFiles:
     run: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    judge: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
     normalizer: LocationNormalizer | None = None
     answers: list[dict[str, Any]] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
@@ -46,27 +54,38 @@ class RunFiles:
 
 
 def find_runs(run_dirs: Sequence[str | Path]) -> list[RunFiles]:
-    """Read each directory and its sub-directories one level down, those without a known file left out.
+    """Read each directory and its sub-directories one level down, or a file of scored answers.
+
+    A directory that holds nothing a report can show gets a note; one level down it is passed over.
 
     Raises:
-        FileNotFoundError: a path that is no directory.
+        FileNotFoundError: a path that is not there.
         ValueError: nothing to show anywhere.
     """
-    runs = []
+    places: dict[Path, str] = {}
+    notes = []
     for root in map(Path, run_dirs):
-        if not root.is_dir():
+        if not root.exists():
             raise FileNotFoundError(f"--run_dirs {root}: no such directory; name a directory that a command wrote")
-        for directory in [root, *sorted(path for path in root.iterdir() if path.is_dir())]:
-            if any((directory / name).is_file() for name in KNOWN_FILES):
-                name = root.resolve().name
-                runs.append(_read(directory, name if directory == root else f"{name}/{directory.name}"))
-    if not runs:
-        where = ", ".join(map(str, run_dirs))
-        raise ValueError(
-            f"--run_dirs {where}: no file that a report can show (looked for {', '.join(KNOWN_FILES)}, there and one "
-            "level down); name the --output_dir of a finished command"
-        )
+        name = root.resolve().name
+        inside = [] if root.is_file() else sorted(path for path in root.iterdir() if path.is_dir())
+        found = {root: name, **{path: f"{name}/{path.name}" for path in inside}}
+        found = {path: name for path, name in found.items() if path.is_file() or _holds(path, "run.json", *SHOWN)}
+        places |= {path: name for path, name in found.items() if path not in places}
+        if not found:
+            notes.append(
+                f"{root}: no file that a report can show (looked for {', '.join(SHOWN)}, there and one level down)"
+            )
+    if not places:
+        raise ValueError(f"--run_dirs {'; '.join(notes)}; name the --output_dir of a finished command")
+    times = Counter(places.values())
+    runs = [_read(path, name if times[name] == 1 else str(path)) for path, name in places.items()]
+    runs[0].notes = notes + runs[0].notes
     return runs
+
+
+def _holds(directory: Path, *names: str) -> bool:
+    return any((directory / name).exists() for name in names)
 
 
 def held_out_scores(run: RunFiles) -> list[tuple[float, float]]:
@@ -76,19 +95,48 @@ def held_out_scores(run: RunFiles) -> list[tuple[float, float]]:
     return [(x, y) for step, score in rows if (x := finite(step)) is not None and (y := finite(score)) is not None]
 
 
-def _read(directory: Path, name: str) -> RunFiles:
+def _read(place: Path, name: str) -> RunFiles:
     run = RunFiles(name)
-    run.run = _object(directory / "run.json", run)
-    run.summary = _object(directory / "summary.json", run)
-    run.results = _object(directory / "results.json", run)
-    run.samples = _rows(directory / "samples.jsonl", run)
-    run.evaluation = [row for row in _rows(directory / "evaluation.jsonl", run) if finite(row.get("score")) is not None]
-    run.answers = [row for row in _rows(directory / "scores.jsonl", run) if "response" in row]
-    for row in _rows(directory / "metrics.jsonl", run):
+    if place.is_file():
+        run.answers = [row for row in _rows(place, run) if "response" in row]
+        if not run.answers:
+            run.notes.append(f"{name} is left out: no line of it has a response, as those of scores.jsonl have")
+        return run
+    run.run = _object(place / "run.json", run)
+    if not _holds(place, *SHOWN):
+        run.notes.append(
+            f"{name}: only the settings of `segrew {run.run.get('command')}` are shown; it is not finished, or a "
+            "report does not know what it writes"
+        )
+    for kind in ("summary", "results", "judge", "calibration"):
+        setattr(run, kind, _object(place / f"{kind}.json", run))
+    run.samples = _rows(place / "samples.jsonl", run)
+    run.evaluation = [row for row in _rows(place / "evaluation.jsonl", run) if finite(row.get("score")) is not None]
+    run.answers = [row for row in _rows(place / "scores.jsonl", run) if "response" in row]
+    run.answers = run.answers or [_as_answer(row) for row in _rows(place / "segments.jsonl", run)]
+    evaluations = sorted((place / SCORED_PAIRS).glob("step-*.jsonl"))
+    if not run.answers and evaluations:
+        run.answers = [answer for row in _rows(evaluations[-1], run) for answer in _sides(row)]
+    for row in _rows(place / "metrics.jsonl", run):
         from_policy = any(key.startswith(("reward/", "kl/", "policy/", "eval/")) for key in row)
         (run.policy if from_policy else run.training).append(row)
-    run.normalizer = _guarded(directory / "normalizer.json", LocationNormalizer.load, run)
+    run.normalizer = _guarded(place / "normalizer.json", LocationNormalizer.load, run)
     return run
+
+
+def _as_answer(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of `segrew segment`: units without rewards, whose texts rebuild the response."""
+    units = records(row.get("units"))
+    return {**row, "response": "".join(str(unit.get("text") or "") for unit in units), "segments": units}
+
+
+def _sides(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Both answers of a pair that training scored as a whole."""
+    return [
+        {"id": row.get("id"), "prompt": row.get("prompt"), "side": side, "response": row.get(side)}
+        | {"score": row.get(f"score_{side}")}
+        for side in ("chosen", "rejected")
+    ]
 
 
 def _guarded(path: Path, read: Callable[[Path], Any], run: RunFiles) -> Any:

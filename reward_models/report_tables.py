@@ -1,11 +1,18 @@
-"""The parts of the report that are tables: benchmark, seconds per stage, settings."""
+"""The parts of the report that are tables: benchmark, localisation, judge, seconds per stage, settings."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reward_models.report_runs import RunFiles, finite, finite_pair, mapping, records
 from reward_models.rewardbench_sections import PRIOR_SECTION, PRIOR_SETS, SUBSET_MAPPING
 
+_METHODS = {
+    "segments": "segment rewards (this model)",
+    "prefix_difference": "differences of a whole-answer score over prefixes",
+    "attention": "whole-answer score shared out by attention",
+    "surprisal": "log-probability of the frozen model",
+}
 _SECTION_OF = {name: section for section, names in SUBSET_MAPPING.items() for name in names}
 _SECTION_OF |= dict.fromkeys(PRIOR_SETS, PRIOR_SECTION)
 
@@ -13,6 +20,8 @@ _SECTION_OF |= dict.fromkeys(PRIOR_SETS, PRIOR_SECTION)
 def benchmark(run: RunFiles) -> dict[str, Any] | None:
     """Sections with their subsets under them; the length baseline beside each line."""
     results = run.results
+    if results.get("methods"):
+        return None
     subsets = {k: v for k, v in mapping(results.get("subsets")).items() if mapping(v)}
     sections = {k: v for k, v in mapping(results.get("sections")).items() if mapping(v)}
     if not subsets and not sections:
@@ -61,13 +70,118 @@ def _line(name: str, figures: Mapping[str, Any], baseline: Any, kind: str) -> di
         "accuracy": percent(accuracy),
         "interval": f"{100 * low:.0f} – {100 * high:.0f}" if low is not None and high is not None else "",
         "baseline": percent(beside) if beside is not None else "",
-        "bar": {
-            "value": None if accuracy is None else f"{100 * accuracy:.1f}",
-            "low": None if low is None else f"{100 * low:.1f}",
-            "width": None if low is None or high is None else f"{100 * (high - low):.1f}",
-            "baseline": None if beside is None else f"{100 * beside:.1f}",
-        },
+        "bar": _bar(accuracy, low, high, beside),
     }
+
+
+def _bar(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    baseline: float | None,
+    scale: tuple[float, float] = (0.0, 1.0),
+) -> dict[str, str | None]:
+    """Places on a gauge over `scale`, in per cent of its width; what lies beyond it is cut off."""
+
+    def at(x: float) -> float:
+        return 100 * min(1.0, max(0.0, (x - scale[0]) / (scale[1] - scale[0])))
+
+    return {
+        "value": None if value is None else f"{at(value):.1f}",
+        "low": None if low is None else f"{at(low):.1f}",
+        "width": None if low is None or high is None else f"{at(high) - at(low):.1f}",
+        "baseline": None if baseline is None else f"{at(baseline):.1f}",
+    }
+
+
+def localisation(run: RunFiles) -> dict[str, Any] | None:
+    """AUC of low reward on marked errors: the model beside the baselines, then by kind of error."""
+    results, methods = run.results, mapping(run.results.get("methods"))
+    if not methods:
+        return None
+    by_kind = {k: mapping(v) for k, v in mapping(results.get("subsets")).items() if k != "all" and mapping(v)}
+    lines, scale = [], _about_chance([mapping(mapping(v).get("auc")) for v in methods.values()] + [*by_kind.values()])
+    for name, figures in methods.items():
+        auc, lowest = mapping(mapping(figures).get("auc")), mapping(mapping(figures).get("lowest_unit"))
+        beside = mapping(auc.get("ours_minus_this"))
+        line = _measure(_METHODS.get(name, name), auc, "section" if name == "segments" else "subset", scale)
+        line |= {"difference": _signed(beside), "lowest": percent(finite(lowest.get("value")))}
+        lines.append(line)
+    kinds = [
+        _measure(f"{name.replace('_', ' ')} errors", {**figures, "value": figures.get("accuracy")}, "subset", scale)
+        for name, figures in by_kind.items()
+    ]
+    chance = finite(mapping(mapping(results.get("chance")).get("lowest_unit")).get("value"))
+    return {"name": run.name, "lines": lines, "kinds": kinds, "chance": percent(chance), "scale": scale}
+
+
+def _about_chance(measured: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """A scale with chance, 0.5, in its middle that is just wide enough for every interval."""
+    ends = [finite_pair(figures.get("ci95")) for figures in measured]
+    reach = max([0.1, *(abs(end - 0.5) for pair in ends for end in pair if end is not None)])
+    half = min(0.5, math.ceil(10 * reach - 1e-9) / 10)
+    return 0.5 - half, 0.5 + half
+
+
+def _measure(
+    name: str, figures: Mapping[str, Any], kind: str, scale: tuple[float, float] = (0.0, 1.0)
+) -> dict[str, Any]:
+    """A line of a share in [0, 1] with its interval, to two decimals."""
+    value, (low, high) = finite(figures.get("value")), finite_pair(figures.get("ci95"))
+    return {
+        "name": name,
+        "kind": kind,
+        "n": figures.get("n", ""),
+        "value": "–" if value is None else f"{value:.2f}",
+        "interval": "" if low is None or high is None else f"{low:.2f} – {high:.2f}",
+        "bar": _bar(value, low, high, None, scale),
+    }
+
+
+def _signed(figures: Mapping[str, Any]) -> str:
+    value, (low, high) = finite(figures.get("value")), finite_pair(figures.get("ci95"))
+    if value is None or low is None or high is None:
+        return ""
+    return f"{value:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−")
+
+
+def judge(run: RunFiles) -> dict[str, Any] | None:
+    """Wins, ties and losses by dimension, with the win rate and what the order of showing did to it."""
+    lines = []
+    agreed = mapping(run.judge.get("agreement"))
+    for name, figures in mapping(run.judge.get("dimensions")).items():
+        figures = mapping(figures)
+        parts = {key: mapping(figures.get(key)) for key in ("win", "tie", "loss")}
+        shares = {key: finite(part.get("share")) for key, part in parts.items()}
+        line = _measure(str(name), {**figures, "value": figures.get("win_rate")}, "subset")
+        line["parts"] = [
+            (key, parts[key].get("count", ""), f"{100 * (share or 0):.1f}", _share_interval(share, parts[key]))
+            for key, share in shares.items()
+        ]
+        line |= {key: percent(finite(figures.get(key))) for key in ("first", "consistent")}
+        line["unreadable"] = figures.get("unreadable", "")
+        beside = mapping(agreed.get(name))
+        line["agrees"] = f"{percent(finite(beside.get('share')))} of {beside.get('n', 0)}" if beside else ""
+        lines.append(line)
+    if not lines:
+        return None
+    lengths = mapping(run.judge.get("characters"))
+    return {
+        "name": run.name,
+        "judge": str(run.judge.get("judge") or "a judge"),
+        "pairs": run.judge.get("pairs", ""),
+        "lines": lines,
+        "agreement": bool(agreed),
+        "unmatched": sum(finite(n) or 0 for n in mapping(run.judge.get("unmatched")).values()),
+        "lengths": [finite(lengths.get(side)) for side in ("model", "baseline")],
+    }
+
+
+def _share_interval(share: float | None, figures: Mapping[str, Any]) -> str:
+    low, high = finite_pair(figures.get("ci95"))
+    if share is None or low is None or high is None:
+        return ""
+    return f"{100 * share:.0f} % ({100 * low:.0f} – {100 * high:.0f})"
 
 
 def stages(run: RunFiles) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from reward_models.length_bias import length_bias
 from reward_models.model_card import keep_benchmark
 from reward_models.official_files import write_official_files
 from reward_models.segment_reward_model import SegmentRewardModel
+from segrew import processes
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import TOKENS_PER_BATCH, model_fingerprint, plain_model
@@ -81,7 +82,7 @@ def run_benchmark(
     Raises:
         ValueError: the reward model or the rows cannot be used, or the directory holds a run with other settings.
     """
-    console, benchmark = console or Console(), BENCHMARKS[config.benchmark]
+    console, benchmark = console or Console(quiet=not processes.is_main()), BENCHMARKS[config.benchmark]
     items, sources = read_items(*config.source, benchmark.read, options)
     if config.prior_sets:
         prior, prior_sources = read_prior_sets(config.prior_sets, options)
@@ -89,20 +90,26 @@ def run_benchmark(
     others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
-    run, rows = open_benchmark(config, items, reward_model, options)
+    run, rows = RunDirectory(config.output_dir), list[dict[str, Any]]()
+    if processes.is_main():
+        run, rows = open_benchmark(config, items, reward_model, options)
+    rows = processes.from_main(rows)
     if rows:
         console.print(f"{len(rows)} of {len(items)} rows were scored before; going on from there.")
     if len(rows) < len(items):
         measure = benchmark.measure(reward_model, config.bandit_model)
         for chunk in track(_chunks(items[len(rows) :]), "Scoring the benchmark", console=console):
-            for row in measure(chunk, config.max_tokens_per_batch):
+            found = processes.gather_list(measure(processes.share(chunk), config.max_tokens_per_batch))
+            rows += found
+            for row in found if processes.is_main() else ():
                 run.append(SCORES_FILE, row)
-                rows.append(row)
+    if not processes.is_main():
+        return processes.from_main({})
     fitted = Counter(f"rows with {part} cut to fit" for row in rows for part in row["cut"])
     read = DataRecord("benchmark", "rows", len(rows), sources, fitted)
     console.print(str(read), highlight=False, markup=False, soft_wrap=True)
     write_records(run.path, [read])
-    return write_results(run, items, rows, config, reward_model, console, others)
+    return processes.from_main(write_results(run, items, rows, config, reward_model, console, others))
 
 
 def _first_of_each_subset(items: list[Item], limit: int | None) -> list[Item]:
@@ -119,7 +126,7 @@ def _chunks(items: Sequence[Item]) -> list[list[Item]]:
     chunks: list[list[Item]] = [[]]
     held = 0
     for item in items:
-        if held and held + len(item.answers) > ANSWERS_PER_CHUNK:
+        if held and held + len(item.answers) > ANSWERS_PER_CHUNK * processes.count():
             chunks.append([])
             held = 0
         chunks[-1].append(item)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel, refuse_non_finite
+from segrew import processes
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
@@ -114,13 +115,15 @@ class ScoreOutput:
 def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], list[ScoredResponse], DataRecord]:
     answers, sources = load_answers(config.dataset_name, config.dataset_split, options, limit=config.max_rows)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
+    own = processes.share(answers)
     scored = reward_model.score(
-        [answer.prompt for answer in answers],
-        [answer.response for answer in answers],
+        [answer.prompt for answer in own],
+        [answer.response for answer in own],
         max_tokens=config.max_tokens_per_batch,
-        description="Scoring",
-        templates=[answer.template for answer in answers],
+        description=processes.label("Scoring"),
+        templates=[answer.template for answer in own],
     )
+    scored = processes.gather_list(scored)
     refuse_non_finite(scored)
     fitted = Counter(f"with {part} cut to fit" for result in scored for part in result.cut)
     return answers, scored, DataRecord("scored", "answers", len(scored), sources, fitted)
@@ -132,6 +135,8 @@ def main(argv: list[str]) -> None:
     run = RunDirectory(output.output_dir)
     run.check(overwrite=output.overwrite_output_dir)
     answers, scored, record = _score(config, options)
+    if not processes.is_main():
+        return
     run = RunDirectory.create(
         output.output_dir,
         command="score",
@@ -165,7 +170,7 @@ def show(argv: list[str]) -> None:
     """Run `segrew show`."""
     config, options = parse("show", (ScoreConfig, DataOptions), argv)
     config.max_rows = config.max_rows or 6
-    console = Console()
+    console = Console(quiet=not processes.is_main())
     answers, scored, _ = _score(config, options)
     console.print("Background from orange (low) to blue (high); the number behind a segment is its reward.")
     for answer, result in zip(answers, scored, strict=True):

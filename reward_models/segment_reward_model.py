@@ -1,12 +1,13 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from rich.progress import track
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from reward_models.checkpoints import (
 )
 from reward_models.foreign_checkpoints import card_of, score_normalizer
 from reward_models.normalizers import LocationNormalizer
-from reward_models.reading import Readings, read_states, read_units
+from reward_models.reading import Readings, at_units, read_tokens
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_answer
 from segrew.language_models import (
@@ -218,46 +219,84 @@ class SegmentRewardModel:
             self._segmenter = model
         return self._segmenter
 
-    def read(self, conversations: Conversations, segmentation: Segmentation) -> Readings:
-        """Return the raw reward of each unit and the score of each response."""
-        return read_units(self.model, conversations, segmentation, self.card)
-
-    @torch.no_grad()
-    def segment_and_read(
-        self,
-        conversations: Conversations,
-        *,
-        statistics: Callable[[Conversations], tuple[Tensor, ...]] | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Segmentation, Readings]:
-        """Cut responses by this model's rule and read each unit; one pass where the trunk is the segmenter.
+    def read(
+        self, conversations: Conversations, segmentation: Segmentation, outputs: Float[Tensor, "b t k"] | None = None
+    ) -> Readings:
+        """Return the raw reward of each unit and the score of each response.
 
         Args:
-            statistics: gives the segmenter's log-probabilities and entropies, for a caller that holds the segmenter.
+            outputs: what the heads said after every token, if it is known; else the trunk runs.
+        """
+        if outputs is None:
+            outputs = self.outputs(conversations)
+        return at_units(outputs, conversations.ended, segmentation, self.card)
+
+    def outputs_of(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t k"]:
+        """What the heads say after every token, from the trunk's states there."""
+        return read_tokens(self.model, states, self.card)
+
+    def outputs(self, conversations: Conversations) -> Float[Tensor, "b t k"]:
+        """The same from a pass of its own."""
+        return self.outputs_of(response_states(self.model, conversations).at)
+
+    def segmenter_pass(
+        self, conversations: Conversations
+    ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"], Float[Tensor, "b t k"] | None]:
+        """Return the segmenter's log-probabilities and entropies, and the heads' outputs where it is the trunk."""
+        segmenter = self.segmenter()
+        states = response_states(segmenter, conversations)
+        logprobs, entropy = statistics_of_states(segmenter, states.before, conversations)
+        return logprobs, entropy, self.outputs_of(states.at) if self.card.trunk_is_segmenter else None
+
+    def cut(
+        self,
+        conversations: Conversations,
+        logprobs: Float[Tensor, "b t"] | None = None,
+        entropy: Float[Tensor, "b t"] | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Segmentation:
+        """Cut responses by this model's rule.
+
+        Args:
+            logprobs, entropy: the segmenter's, for a rule that reads them.
             generator: for a rule that draws.
         """
         device = next(self.model.parameters()).device
-        ended, mask = conversations.ended.to(device), conversations.mask.to(device)
-        states = entropy = logprobs = None
-        if self.segmentation.needs_model and statistics is not None:
-            logprobs, entropy = statistics(conversations)
-        elif self.segmentation.needs_model:
-            segmenter = self.segmenter()
-            cutting = response_states(segmenter, conversations)
-            logprobs, entropy = statistics_of_states(segmenter, cutting.before, conversations)
-            states = cutting.at if self.card.trunk_is_segmenter else None
-        if states is None:
-            states = response_states(self.model, conversations).at
-        segmentation = segment(
+        return segment(
             self.segmentation,
-            mask,
+            conversations.mask.to(device),
             entropy=entropy,
             logprobs=logprobs,
             texts=self.chat.response_texts(conversations.responses),
-            ended=ended,
+            ended=conversations.ended.to(device),
             generator=generator,
         )
-        return segmentation, read_states(self.model, states, conversations.ended, segmentation, self.card)
+
+    @torch.no_grad()
+    def segment_and_output(
+        self, conversations: Conversations, *, generator: torch.Generator | None = None
+    ) -> tuple[Segmentation, Float[Tensor, "b t k"]]:
+        """Cut responses by this model's rule, and return what the heads say after every token.
+
+        One pass where the trunk is the segmenter, or where the rule asks no model.
+
+        Args:
+            generator: for a rule that draws.
+        """
+        logprobs = entropy = outputs = None
+        if self.segmentation.needs_model:
+            logprobs, entropy, outputs = self.segmenter_pass(conversations)
+        if outputs is None:
+            outputs = self.outputs(conversations)
+        return self.cut(conversations, logprobs, entropy, generator=generator), outputs
+
+    def segment_and_read(
+        self, conversations: Conversations, *, generator: torch.Generator | None = None
+    ) -> tuple[Segmentation, Readings]:
+        """Cut responses by this model's rule and read each unit; see `segment_and_output`."""
+        segmentation, outputs = self.segment_and_output(conversations, generator=generator)
+        return segmentation, self.read(conversations, segmentation, outputs)
 
     def encode(
         self,

@@ -11,13 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reward_models.reading import read_head
 from segrew.language_models import Conversations, response_states, trunk_of
-
-
-def read_states(head: nn.Module, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t"]:
-    """The head's reading after every token, in float32."""
-    with torch.autocast(states.device.type, enabled=False):
-        return head(states.float()).squeeze(-1)
 
 
 @torch.no_grad()
@@ -26,7 +21,7 @@ def prefix_values(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """R(y_≤j) and R(y_<j) of every response token, from one pass; their difference is its credit (RED, 2411.08302)."""
     states = response_states(model, conversations)
-    return read_states(head, states.at), read_states(head, states.before)
+    return read_head(head, states.at), read_head(head, states.before)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -19,6 +19,7 @@ from reward_models.pairs import unit_states
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from reward_models.train_inputs import Prepared, data_records, load_pairs, prepare
+from segrew import processes
 from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.data_options import DataOptions
@@ -107,7 +108,8 @@ def _train_with_trainer(
     args: TrainingArguments,
     run: RunDirectory,
     checkpoint: str | None,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, Tensor] | None]:
+    """Train; return the metrics, and all weights where processes divide them."""
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
     with scores_as_forward(model, prepared.card):
@@ -121,7 +123,8 @@ def _train_with_trainer(
             eval_dataset=prepared.test,
         )
         trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer.evaluate() if prepared.test is not None else {}
+        metrics = trainer.evaluate() if prepared.test is not None else {}
+        return metrics, trainer.whole_weights()
 
 
 def _report(
@@ -156,19 +159,28 @@ def _fit(
     run: RunDirectory,
     checkpoint: str | None,
 ) -> tuple[nn.Module, dict[str, float]]:
+    model = _trainable(model, config)
+    if config.tune == "head":
+        return model, _train_head(prepared, model, config, run)
+    metrics, whole = _train_with_trainer(prepared, model, config, args, run, checkpoint)
+    if whole:
+        model = _trainable(load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32), config)
+        model.load_state_dict(whole)
+    return model, metrics
+
+
+def _trainable(model: Any, config: RewardModelConfig) -> nn.Module:
     if hasattr(model, "peft_config"):  # an adapter to start from becomes part of its base
         model = model.merge_and_unload()
     model.requires_grad_(True)
     _turn_off_dropout(model)
     if config.tune == "head":
-        return model, _train_head(prepared, model, config, run)
+        return model
     if config.aggregator != "learned":
         model._modules.pop(ATTENTION, None)  # of a reward model to start from
     elif not hasattr(model, ATTENTION):
         add_unit_attention(model)
-    if config.tune == "lora":
-        model = _with_lora(model, config)
-    return model, _train_with_trainer(prepared, model, config, args, run, checkpoint)
+    return _with_lora(model, config) if config.tune == "lora" else model
 
 
 def train_reward_model(
@@ -184,7 +196,7 @@ def train_reward_model(
     Raises:
         ValueError: the data, the model or the output directory cannot be used; the message says why.
     """
-    first = args.process_index == 0
+    first = processes.is_main()
     console = console or Console(quiet=not first)
     assert args.output_dir is not None
     run = RunDirectory(args.output_dir)

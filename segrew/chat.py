@@ -122,11 +122,12 @@ class ChatFormat:
             stacklevel=2,
         )
 
-    def render(self, messages: list[Message], template: dict[str, Any] | None = None) -> str:
+    def render(self, messages: list[Message], template: dict[str, Any] | None = None, *, answered: bool = False) -> str:
         """Return the text of a prompt up to where the assistant begins to speak.
 
         Args:
             template: further arguments of the template, such as tools.
+            answered: the messages are a whole conversation, after which nobody is about to speak.
 
         Raises:
             ValueError: the template refuses the messages.
@@ -134,7 +135,7 @@ class ChatFormat:
         messages = self._adapted(messages)
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **(template or {})
+                messages, tokenize=False, add_generation_prompt=not answered, **(template or {})
             )
         except (TemplateError, TypeError, KeyError) as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -277,15 +278,22 @@ def _covered(prefixes: list[str]) -> list[tuple[int, int]]:
     return spans
 
 
-def _stop_token_of_template(tokenizer: Any) -> int:
-    """Find the special token that the template writes after an assistant's words, else the end token."""
+def ids_after_answer(tokenizer: Any) -> list[int]:
+    """Return the ids of what the template writes after an assistant's words.
+
+    Raises:
+        ValueError: the template does not render a conversation.
+    """
     conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "stop-token-probe"}]
     try:
         rendered = tokenizer.apply_chat_template(conversation, tokenize=False)
     except Exception as error:
         raise ValueError(f"the chat template does not render a user and an assistant message: {error}") from error
-    after = rendered.rpartition("stop-token-probe")[2]
+    return tokenizer(rendered.rpartition("stop-token-probe")[2], add_special_tokens=False)["input_ids"]
+
+
+def _stop_token_of_template(tokenizer: Any) -> int:
+    """Find the special token that the template writes after an assistant's words, else the end token."""
     added = tokenizer.added_tokens_decoder  # holds special tokens that the tokenizer has no name for, such as <|end|>
     special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
-    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
-    return next((i for i in ids if i in special), tokenizer.eos_token_id)
+    return next((i for i in ids_after_answer(tokenizer) if i in special), tokenizer.eos_token_id)

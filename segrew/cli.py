@@ -19,9 +19,13 @@ COMMANDS = {
     "probe": ("policy.probe:main", "which action granularity has the quietest gradient, from one set of rollouts"),
     "generate": ("policy.generate:main", "answers of a policy in AlpacaEval's, Arena-Hard's or MT-Bench's format"),
     "judge": ("policy.judge:main", "two answer files before a judge behind an OpenAI-compatible endpoint"),
+    "doctor": ("policy.doctor:main", "check a model, a reward model and this machine before a run"),
     "cache": ("segrew.cache_command:main", "list or clear the entropies and states kept of frozen models"),
     "report": ("reward_models.report:main", "one self-contained HTML page from run directories"),
 }
+
+# Those that divide their rows over processes; the others run in one.
+DIVIDED = ("train-rm", "calibrate", "rewardbench", "score", "show", "ppo", "rloo", "probe", "generate")
 
 
 def _usage() -> str:
@@ -33,13 +37,14 @@ def _usage() -> str:
 def _quiet_libraries() -> None:
     """Keep progress bars of loading and notices meant for library authors off the terminal."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, which mostly warn of the same
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr) if first else None
     if "transformers" in sys.modules:
         sys.modules["transformers"].utils.logging.disable_progress_bar()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; a user's error prints one message and returns 2."""
+    """Run one command and return its exit status: 2 for a user's error, which prints one message."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
@@ -51,11 +56,18 @@ def main(argv: list[str] | None = None) -> int:
         hint = f"; did you mean '{near[0]}'?" if near else f" (there are: {', '.join(COMMANDS)})"
         print(f"segrew: no command '{argv[0]}'{hint}", file=sys.stderr)
         return 2
+    if os.environ.get("WORLD_SIZE", "1") != "1" and argv[0] not in DIVIDED:
+        print(
+            f"segrew {argv[0]}: error: runs in one process; start it without `accelerate launch` or `torchrun` "
+            f"(several can share {', '.join(DIVIDED)}).",
+            file=sys.stderr,
+        )
+        return 2
     module, _, function = COMMANDS[argv[0]][0].partition(":")
     try:
         command = getattr(import_module(module), function)
         _quiet_libraries()
-        command(argv[1:])
+        return command(argv[1:]) or 0
     except (ValueError, OSError) as error:
         if os.environ.get("SEGREW_TRACEBACK"):
             raise
@@ -64,7 +76,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nsegrew {argv[0]}: interrupted.", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Language models: loading, identity, and the one place that turns conversations into hidden states."""
 
 import hashlib
+import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from segrew.packing import PackedRows, padded_groups
 from segrew.run_directory import read_json
 from segrew.token_statistics import token_statistics
 
-Layout = Literal["packed", "padded"]
+Layout = Literal["packed", "padded", "padded_left"]
 TOKENS_PER_BATCH = 8192
 
 
@@ -121,6 +122,12 @@ def trunk_of(model: nn.Module) -> nn.Module:
     return plain_model(model).base_model
 
 
+def context_length(model: nn.Module) -> int | None:
+    """Return how many tokens the model has positions for; None where nothing bounds them."""
+    config: Any = trunk_of(model).config.get_text_config()  # type: ignore[union-attr, operator]
+    return getattr(config, "max_position_embeddings", None)
+
+
 def model_fingerprint(model: nn.Module) -> str:
     """Short hash of every weight of a language model, in bfloat16: equal after loading in float32 or bfloat16."""
     weights = dict(trunk_of(model).named_parameters())
@@ -200,18 +207,29 @@ class ResponseStates:
         return self.flat[self.index_at].masked_fill(~self.mask[..., None], 0)
 
 
-def _padded_states(trunk: nn.Module, rows: list[list[int]]) -> tuple[Float[Tensor, "n d"], list[int]]:
-    """Run rows padded on the right, in groups of similar length; return all states and where each row begins."""
+def _padded_states(
+    trunk: nn.Module, rows: list[list[int]], *, left: bool = False
+) -> tuple[Float[Tensor, "n d"], list[int]]:
+    """Run rows padded on one side, in groups of similar length; return all states and where each row begins."""
     device = next(trunk.parameters()).device
+    takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
     states, begins, done = [], [0] * len(rows), 0
     for group in padded_groups([len(row) for row in rows]):
         width = len(rows[group[0]])
-        ids = torch.tensor([rows[i] + [0] * (width - len(rows[i])) for i in group], device=device)
-        mask = torch.arange(width)[None] < torch.tensor([len(rows[i]) for i in group])[:, None]
-        output = trunk(input_ids=ids, attention_mask=mask.to(device).long(), use_cache=False)
+        starts = [width - len(rows[i]) if left else 0 for i in group]
+        ids = [[0] * a + rows[i] + [0] * (width - len(rows[i]) - a) for i, a in zip(group, starts, strict=True)]
+        places = torch.arange(width)[None] - torch.tensor(starts)[:, None]
+        mask = (places >= 0) & (places < torch.tensor([len(rows[i]) for i in group])[:, None])
+        positions = {"position_ids": places.clamp(min=0).to(device)} if left and takes_positions else {}
+        output = trunk(
+            input_ids=torch.tensor(ids, device=device),
+            attention_mask=mask.to(device).long(),
+            use_cache=False,
+            **positions,
+        )
         states.append(output.last_hidden_state.flatten(0, 1))
         for place, i in enumerate(group):
-            begins[i] = done + place * width
+            begins[i] = done + place * width + starts[place]
         done += len(group) * width
     return torch.cat(states), begins
 
@@ -242,7 +260,7 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
     cannot be cut that way gets padded rows, and says so once. Both give the same states.
 
     Args:
-        layout: default what the model can take.
+        layout: default what the model can take; padded is padded on the right.
 
     Raises:
         ValueError: a prompt is empty, or the model cannot take the layout that was asked for.
@@ -251,14 +269,14 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
     for row, prompt in enumerate(conversations.prompts):
         if not prompt:
             raise ValueError(f"row {row}: an empty prompt; the first response token needs a token before it.")
-    packed = _packed_states(trunk, conversations) if layout != "padded" else None
+    packed = _packed_states(trunk, conversations) if layout in (None, "packed") else None
     if packed is not None:
         states, starts, prompt_last = packed[0], packed[1].starts, packed[1].prompt_last
     elif layout == "packed":
         raise ValueError(f"{type(trunk).__name__} cannot run on packed rows: {_padded_because[trunk]}.")
     else:
         joined = [p + r for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
-        states, begins = _padded_states(trunk, joined)
+        states, begins = _padded_states(trunk, joined, left=layout == "padded_left")
         starts = [begin + len(prompt) for begin, prompt in zip(begins, conversations.prompts, strict=True)]
         prompt_last = [start - 1 for start in starts]
     mask = conversations.mask.to(states.device)

@@ -97,8 +97,12 @@ def _rows(
         side = ("chosen", "rejected")[b % 2]
         pair = pairs[b // 2]
         text = getattr(pair, side)
-        offsets = chat.cut_text(ids, cut.ends[b, : int(cut.counts[b])].tolist(), None if pair.ids else text)
-        units = [{"text": text[start:stop], "start": start, "end": stop} for start, stop in offsets]
+        count = int(cut.counts[b])
+        offsets = chat.cut_text(ids, cut.ends[b, :count].tolist(), None if pair.ids else text)
+        units = [
+            {"text": text[start:stop], "start": start, "end": stop, "tokens": tokens}
+            for (start, stop), tokens in zip(offsets, cut.lengths[b, :count].tolist(), strict=True)
+        ]
         row = {"id": pair.id, "side": side, "units": units}
         if features is not None:
             row["entropy"] = [round(value, 4) for value in features.entropy[b, : len(ids)].tolist()]

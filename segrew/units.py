@@ -134,6 +134,14 @@ class Segmentation:
             self.ids.to(device), self.bound, None if self.fallback is None else self.fallback.to(device)
         )
 
+    @staticmethod
+    def joined(parts: list["Segmentation"]) -> "Segmentation":
+        """Lay the rows of several batches one after the other."""
+        width = max(part.ids.shape[1] for part in parts)
+        ids = torch.cat([pad(part.ids, (0, width - part.ids.shape[1]), value=-1) for part in parts])
+        fallbacks = [part.fallback for part in parts if part.fallback is not None]
+        return Segmentation(ids, max(part.size for part in parts), torch.cat(fallbacks) if fallbacks else None)
+
     @_once
     def _columns(self) -> Int64[Tensor, "1 t"]:
         return torch.arange(self.ids.shape[1], device=self.ids.device)[None]

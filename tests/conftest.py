@@ -5,6 +5,8 @@ import inspect
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from segrew.data_options import DataOptions
 from segrew.preferences import everyday_pairs
 from segrew.tiny_model import make_tiny_model
 
+ROOT = Path(__file__).parents[1]
 torch.set_num_threads(1)
 # Tolerances are float32's, on processors with bfloat16 units too; tests of bfloat16 ask for it.
 torch.cpu._is_avx512_bf16_supported = lambda: False
@@ -38,6 +41,22 @@ def cache(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SEGREW_CACHE", str(path))
         yield path
+
+
+@pytest.fixture(scope="session")
+def launch() -> Callable:
+    """Run a program on two processes, which without a GPU meet over gloo on the CPU."""
+
+    def run(directory: Path, *program: str | Path, config: str = "multi_gpu", **flags) -> subprocess.CompletedProcess:
+        start = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
+        start += ["--config_file", ROOT / "configs" / "accelerate" / f"{config}.yaml"]
+        start += [word for name, value in flags.items() for word in (f"--{name}", value)]
+        return subprocess.run(
+            [str(word) for word in (*start, "--main_process_port", "0", *program)],
+            capture_output=True, text=True, timeout=300, cwd=directory, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    return run
 
 
 def byte_tokenizer(merges: tuple = (), *, adds_bos: bool = False, pad: str | None = "<pad>") -> PreTrainedTokenizerFast:

@@ -21,7 +21,6 @@ from reward_models.pairs import SegmentedPairs, segment_pairs, unit_states
 from segrew.chat import ChatFormat
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.language_models import load_causal_lm, load_tokenizer
-from segrew.metrics import wilson_interval
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.segmentation import SegmentationConfig, segment
 
@@ -29,9 +28,10 @@ HERE = Path(__file__).parent
 RULES = {
     "response": SegmentationConfig(rule="response"),
     "token": SegmentationConfig(rule="token"),
+    "sentence": SegmentationConfig(rule="sentence"),
     "entropy": SegmentationConfig(rule="entropy", target_length=4.0),
 }
-AGGREGATORS = ("softmax", "sum", "mean")
+AGGREGATORS = ("mean", "sum", "softmax", "softmin", "log_mean_exp", "max", "min", "last")
 
 
 def read_all(pairs: list[PreferencePair], model_name: str, max_length: int) -> SegmentedPairs:
@@ -76,19 +76,25 @@ def main() -> None:
     pairs = [pair for file in args.files for pair in load_preferences(file).pairs][: args.max_pairs]
     data = read_all(pairs, args.model, args.max_length)
     read_seconds = time.time() - started
+    chat = ChatFormat.from_tokenizer(load_tokenizer(args.model))
+    texts = chat.response_texts(data.conversations.responses)
     results = []
     for name, rule in RULES.items():
         for seed in range(args.seeds):
             train, test = split_by_prompt(data.pairs, seed)
             fitted = rule.resolve(data.features.entropy[rows_of(train)], data.conversations.mask[rows_of(train)])
             cut = segment(
-                fitted, data.conversations.mask, entropy=data.features.entropy, ended=data.conversations.ended
+                fitted,
+                data.conversations.mask,
+                entropy=data.features.entropy,
+                texts=texts,
+                ended=data.conversations.ended,
             )
             states, unit_mask = unit_states(replace(data, segmentation=cut, rule=fitted))
             parts = {}
             for side, rows in (("train", rows_of(train)), ("test", rows_of(test))):
                 parts[side] = (states[flat_units(unit_mask, rows)], unit_mask[rows])
-            for aggregator in AGGREGATORS:
+            for aggregator in AGGREGATORS[:1] if name == "response" else AGGREGATORS:
                 begun = time.time()
                 weight = fit_head(*parts["train"], aggregator=aggregator, penalty=args.penalty)
                 scores = scores_of(weight, parts["test"][0].float(), parts["test"][1], aggregator=aggregator)
@@ -106,22 +112,23 @@ def main() -> None:
 
 
 def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: float, total: float) -> None:
-    """Write results.json and a table with the mean over splits, its spread, and a pooled Wilson interval."""
+    """Write results.json and a table: mean over splits, its spread, and the gain over the response reading."""
     settings = vars(args) | {"files": [Path(file).name for file in args.files]}
     record = {"pairs": n_pairs, "settings": settings, "seconds": {"reading": read, "total": total}}
     (HERE / "results.json").write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
-    lines = ["| rule | units a response | softmax | sum | mean |", "|---|---|---|---|---|"]
-    for rule in RULES:
+    lines = ["| aggregator | " + " | ".join(RULES) + " |", "|---|" + "---|" * len(RULES)]
+    found = {(rule, kind): [r for r in results if (r["rule"], r["aggregator"]) == (rule, kind)] for rule in RULES
+             for kind in AGGREGATORS}  # fmt: skip
+    units = [f"{statistics.mean(r['units'] for r in found[rule, 'mean']):.1f}" for rule in RULES]
+    lines.append("| units a response | " + " | ".join(units) + " |")
+    for kind in AGGREGATORS:
         cells = []
-        for aggregator in AGGREGATORS:
-            chosen = [r for r in results if r["rule"] == rule and r["aggregator"] == aggregator]
-            values = [r["accuracy"] for r in chosen]
-            n = chosen[0]["n"]
-            low, high = wilson_interval(round(statistics.mean(values) * n), n)
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f} [{low:.3f}, {high:.3f}]")
-        units = statistics.mean(r["units"] for r in results if r["rule"] == rule)
-        lines.append(f"| {rule} | {units:.1f} | {' | '.join(cells)} |")
+        for rule in RULES:
+            values = [r["accuracy"] for r in found[rule, kind]]
+            gains = [r["accuracy"] - b["accuracy"] for r, b in zip(found[rule, kind], found["response", "mean"])]  # noqa: B905
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.mean(values):.3f}{spread} ({statistics.mean(gains):+.3f})" if values else "")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
     longer = statistics.mean(r["longer_wins"] for r in results)
     lines += ["", f'"the longer answer wins": {longer:.3f}; {n_pairs} pairs, about {results[0]["n"]} held out a split']
     (HERE / "table.md").write_text("\n".join(lines) + "\n")

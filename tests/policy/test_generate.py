@@ -161,6 +161,7 @@ def test_what_is_written_can_be_judged(run):
         ({"temperature": "nan"}, "--temperature nan"),
         ({"max_new_tokens": 0}, "--max_new_tokens 0"),
         ({"max_new_tokens": 600}, "the model's context has 512"),
+        ({"stop_token_ids": 259}, "--stop_token_ids [259]: the tokenizer has the ids 0 to 258"),
         ({"format": "alpaca_eval"}, "line 1: --format alpaca_eval needs questions with 'instruction'"),
         ({"format": "csv"}, "--format"),
         ({"model_id": "../x"}, "--model_id ../x"),

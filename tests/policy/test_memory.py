@@ -20,7 +20,7 @@ def test_lora_needs_no_reference_and_trains_only_adapters(policy_dir, reward_dir
     lora = estimate_memory(config(policy_dir, reward_dirs, use_peft=True, lora_r=2))
     # Per layer: q 32→32, k and v 32→16, o 32→32, gate and up 32→64, down 64→32; rank 2; two layers.
     adapter = 2 * 2 * (64 + 48 + 48 + 64 + 96 + 96 + 96)
-    assert "reference" not in lora
+    assert "reference" not in lora and lora["critic"] == 0
     assert lora["gradients and AdamW"] == 2 * 3 * 4 * adapter
 
 

@@ -22,6 +22,17 @@ def test_more_mini_batches_than_rows():
     assert sorted(mini_batches(2, num_epochs=1, num_mini_batches=5, generator=step_generator(0, 1, 0))) == [[0], [1]]
 
 
+def test_answers_to_one_prompt_stay_in_one_mini_batch():
+    options = {"num_epochs": 2, "group": 3}
+    batches = list(mini_batches(12, num_mini_batches=2, generator=step_generator(0, 1, 0), **options))
+    assert [len(rows) for rows in batches] == [6] * 4
+    for epoch in (batches[:2], batches[2:]):
+        assert sorted(chain(*epoch)) == list(range(12))
+        assert all(len({row // 3 for row in rows}) == 2 for rows in epoch)
+    alone = list(mini_batches(12, num_mini_batches=6, generator=step_generator(0, 1, 0), **options))
+    assert [len(rows) for rows in alone] == [2] * 12  # more parts than prompts
+
+
 def test_micro_batches_hold_the_rows_of_their_mini_batch():
     lengths = [3, 9, 1, 8, 2, 7]
     conversations = Conversations(
@@ -31,6 +42,12 @@ def test_micro_batches_hold_the_rows_of_their_mini_batch():
     assert sorted(chain(*parts)) == [0, 2, 3, 5]
     assert all(len(part) <= 2 for part in parts)
     assert [sorted(lengths[i] for i in part) for part in parts] == [[7, 8], [1, 3]]
+
+
+def test_micro_batches_keep_to_a_budget_in_tokens():
+    conversations = Conversations([[1, 2]] * 3 + [[3]], [[5] * 4] * 4, torch.ones(4, dtype=torch.bool))
+    parts = list(micro_batches_of([0, 1, 2, 3], conversations, 8, 10))
+    assert sorted(map(sorted, parts)) == [[0, 1], [2], [3]]  # two answers with their prompt once are 10 tokens
 
 
 def test_prompts_of_consecutive_steps_tile_shuffled_epochs():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from pathlib import Path
 
@@ -162,9 +163,9 @@ def test_a_proxy_that_rises_while_the_evaluator_falls_is_reported(settings, rewa
     """The policy stays as it is; the held-out score is made to rise."""
     read, calls = SegmentRewardModel.read, []
 
-    def rising(self, conversations, segmentation):
+    def rising(self, conversations, segmentation, outputs):
         calls.append(None)
-        found = read(self, conversations, segmentation)
+        found = read(self, conversations, segmentation, outputs)
         return Readings(found.rewards, found.scores + 0.1 * len(calls))
 
     monkeypatch.setattr(SegmentRewardModel, "read", rising)
@@ -220,11 +221,11 @@ def broken_losses(row: int):
     whole = update_module.losses
 
     def losses(run, rollout, experience, rows, sizes, **options):
-        loss, stats, share = whole(run, rollout, experience, rows, sizes, **options)
-        if row in rows:
-            weight = next(run.policy.parameters())
-            loss = loss + (weight * torch.inf).sum()
-        return loss, stats, share
+        for loss, stats in whole(run, rollout, experience, rows, sizes, **options):
+            if row in rows:
+                weight = next(run.policy.parameters())
+                loss = loss + (weight * torch.inf).sum()
+            yield loss, stats
 
     return losses
 
@@ -326,3 +327,27 @@ def test_a_killed_and_resumed_run_is_exact_with_every_state(settings, prompts_fi
     coefficients = [row["kl/coef"] for row in lines(whole, "metrics.jsonl")]
     assert coefficients == [row["kl/coef"] for row in lines(resumed, "metrics.jsonl")]
     assert (len(set(coefficients)) > 1) == ("kl_controller" in options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_new_tokens": 480}, r"prompts.jsonl.*with its answers, the policy's context has 512; lower"),
+        ({"stop_token_ids": [2, 259, 400]}, r"--stop_token_ids \[259, 400\]: the tokenizer has the ids 0 to 258"),
+    ],
+)
+def test_answers_without_room_and_unknown_stop_tokens_are_refused_before_anything_is_written(
+    settings, changes, message, tmp_path
+):
+    with pytest.raises(ValueError, match=message):
+        train_policy(settings(**changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_model_without_room_is_refused_too(settings, reward_dirs, tmp_path):
+    small = shutil.copytree(reward_dirs["response"], tmp_path / "small")
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    with pytest.raises(ValueError, match="the reward model's context has 32"):
+        train_policy(settings(reward_model_path=str(small)))
+    assert not (tmp_path / "run").exists()

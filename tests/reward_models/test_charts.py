@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_models.charts import HEIGHT, WIDTH, Series, line_chart, location_chart, number, ticks
+from reward_models.charts import HEIGHT, SPOTS, WIDTH, Series, histogram, line_chart, location_chart, number, ticks
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,19 @@ def test_a_location_chart_draws_bins_curve_and_band_in_the_frame():
 
 def test_a_location_chart_without_bins_still_draws_its_curve():
     assert "<polyline" in location_chart([], lambda p: 0.0, label="mean")
+
+
+def test_a_band_lies_in_the_frame_and_a_long_line_speaks_at_few_points():
+    points = [(x, 1.0) for x in range(1000)]
+    svg = line_chart([Series("a", points, [(x, -5.0, 9.0) for x in range(1000)])], label="a")
+    band = re.search(r'polygon class="band s0" points="([^"]*)"', svg).group(1)
+    ys = [float(point.split(",")[1]) for point in band.split()]
+    assert len(ys) == 2000 and min(ys) > 0 and max(ys) < HEIGHT
+    assert svg.count("<circle") <= SPOTS and svg.count('class="dot') == 0
+
+
+def test_bars_are_as_high_as_their_share():
+    svg = histogram([(1, 1, 30), (2, 2, 10)], label="lengths", x_label="tokens")
+    heights = [float(h) for h in re.findall(r'height="([\d.]+)"><title>', svg)]
+    assert heights[0] == pytest.approx(3 * heights[1], rel=0.01)
+    assert "1: 30 (75 %)" in svg

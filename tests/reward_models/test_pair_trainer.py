@@ -26,7 +26,7 @@ from reward_models.card import RewardModelCard
 from reward_models.checkpoints import load_classifier
 from reward_models.pair_trainer import PairTrainer, collate, scores_as_forward
 from reward_models.pairs import segment_pairs
-from reward_models.reading import read_rewards
+from reward_models.reading import read_head
 from segrew.chat import ChatFormat
 from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.preferences import load_preferences
@@ -50,8 +50,8 @@ def scores_of(model, pairs) -> list[tuple[float, float]]:
 def test_bfloat16_computes_the_trunk_in_bfloat16_and_the_head_in_float32(tmp_path, train, monkeypatch):
     seen = {}
 
-    def spied(head, states, *rest):
-        rewards = read_rewards(head, states, *rest)
+    def spied(head, states):
+        rewards = read_head(head, states)
         seen["head"] = rewards.dtype
         return rewards
 
@@ -61,7 +61,7 @@ def test_bfloat16_computes_the_trunk_in_bfloat16_and_the_head_in_float32(tmp_pat
         layer.register_forward_hook(lambda module, inputs, output: seen.update(layer=output.dtype))
         return model
 
-    monkeypatch.setattr("reward_models.reading.read_rewards", spied)
+    monkeypatch.setattr("reward_models.reading.read_head", spied)
     monkeypatch.setattr("reward_models.train.load_classifier", model_of)
     logged = {}
     for bf16, dtype in ((True, torch.bfloat16), (False, torch.float32)):
@@ -267,9 +267,9 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path, train, tiny_dir,
     train(tmp_path / "one", **flags | {"per_device_train_batch_size": 4})
     flags |= {"per_device_train_batch_size": 2, "output_dir": tmp_path / "two"}
     (tmp_path / "two.yaml").write_text("".join(f"{name}: '{value}'\n" for name, value in flags.items()))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "segrew"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "segrew"]
     done = subprocess.run(
-        [*launch, "train-rm", "--config", str(tmp_path / "two.yaml")],
+        [*start, "train-rm", "--config", str(tmp_path / "two.yaml")],
         capture_output=True, text=True, timeout=120, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -281,13 +281,30 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path, train, tiny_dir,
     assert len(read_jsonl(tmp_path / "two" / "scored_pairs" / "step-000002.jsonl")) == 12
 
 
+@pytest.mark.slow
+def test_two_processes_that_divide_the_weights_equal_one(tmp_path, train, launch, tiny_dir, pairs_file):
+    """FSDP2 by the shipped configuration, in float32 and on the CPU, for which divided.py stands in for two GPUs."""
+    flags = STILL | {"max_steps": 2, "learning_rate": 0.1, "max_grad_norm": 0, "save_strategy": "no", "bf16": False}
+    flags |= {"rule": "ngram", "n": 3}
+    train(tmp_path / "one", **flags | {"per_device_train_batch_size": 4})
+    flags |= {"model_name_or_path": tiny_dir, "dataset_name": pairs_file, "disable_tqdm": True, "tune": "full"}
+    flags |= {"per_device_train_batch_size": 2, "output_dir": tmp_path / "two"}
+    (tmp_path / "two.yaml").write_text("".join(f"{name}: '{value}'\n" for name, value in flags.items()))
+    program = ROOT / "tests/reward_models/divided.py", "train-rm", "--config", tmp_path / "two.yaml"
+    done = launch(tmp_path, *program, config="fsdp2", mixed_precision="no")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "divided: 1" in done.stdout
+    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+
+
 def load_start_head(tmp_path, train) -> torch.Tensor:
     return train(tmp_path / "start", **STILL).model.score.weight.detach()
 
 
-def test_sharded_weights_are_refused(tmp_path, train, monkeypatch):
+def test_zero3_is_refused(tmp_path, train, monkeypatch):
     monkeypatch.setattr(pair_trainer, "is_deepspeed_zero3_enabled", lambda: True)
-    with pytest.raises(ValueError, match="FSDP and DeepSpeed ZeRO-3 are not supported"):
+    with pytest.raises(ValueError, match="ZeRO-3 would divide the frozen segmenter"):
         train(tmp_path / "a", **STILL)
 
 

@@ -146,7 +146,7 @@ def test_segments_rebuild_the_response_with_its_colours_and_faults(page):
     body = body[: body.index("</div>")]
     assert html.unescape(re.sub("<[^>]*>", "", body)) == "Six minutes. You are a fool."
     assert [m for m in re.findall(r'class="seg (\w+)"', body)] == ["p1", "z0", "n4"]  # z = 0.5, 0.1, -2.2
-    assert re.findall(r'<u title="marked fault: rude remark">(.*?)</u>', body) == ["You ar", "e a fool."]
+    assert re.findall(r'<u title="marked error: rude remark">(.*?)</u>', body) == ["You ar", "e a fool."]
     assert 'data-z="−2.2"' in body and "normalized −2.2" in body
 
 
@@ -154,7 +154,7 @@ def test_a_summary_is_not_needed_for_the_headline(demo, tmp_path):
     (demo / "summary.json").unlink()
     text = "".join(_Page(build_report([demo], tmp_path / "r.html").read_text()).text)
     assert "rewardbench accuracy" in text
-    assert "Mean reward in marked faults" in text
+    assert "Mean reward in marked errors" in text
     assert "Score change by PPO" in text and "0.1 before, 0.5 after" in text
 
 
@@ -255,6 +255,45 @@ def test_nothing_to_show_and_no_directory_are_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent: no such directory"):
         build_report([tmp_path / "absent"], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_directory_of_an_unknown_kind_is_said_beside_those_that_are_shown(demo, tmp_path, capsys):
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange/notes.txt").write_text("?")
+    probe = tmp_path / "probe"
+    probe.mkdir()
+    (probe / "run.json").write_text(json.dumps({"command": "probe", "config": {}}))
+    places = [str(place) for place in (tmp_path / "strange", probe, demo)]
+    main(["--run_dirs", *places, "--output_file", str(tmp_path / "r.html")])
+    text, said = "".join(_Page((tmp_path / "r.html").read_text()).text), capsys.readouterr().out
+    for shown in (text, said):
+        assert "strange: no file that a report can show" in shown
+        assert "only the settings of `segrew probe` are shown" in shown
+
+
+def test_score_files_are_compared_and_equal_names_told_apart(tmp_path):
+    for model, z in (("a", 0.4), ("b", -1.0)):
+        lines(tmp_path / model / "scores.jsonl", [scored("Six minutes.", [z], side="chosen")])
+    files = [tmp_path / model / "scores.jsonl" for model in "ab"]
+    text = "".join(_Page(build_report(files, tmp_path / "r.html").read_text()).text)
+    assert all(f"chosen · {file}" in text for file in files)
+    lines(tmp_path / "c/scores.jsonl", [{"id": 1, "score_chosen": 1.0}])
+    assert (
+        "no line of it has a response" in build_report([tmp_path / "c/scores.jsonl"], tmp_path / "r.html").read_text()
+    )
+
+
+def test_units_without_rewards_and_pairs_scored_as_a_whole_are_answers_too(tmp_path):
+    units = [{"text": "ab", "start": 0, "end": 2, "tokens": 1}, {"text": "cd", "start": 2, "end": 4, "tokens": 2}]
+    lines(tmp_path / "cut/segments.jsonl", [{"id": "p", "side": "chosen", "units": units}])
+    pair = {"id": "p", "prompt": "Why?", "chosen": "c", "rejected": "r", "score_chosen": 1.0, "score_rejected": 2.0}
+    lines(tmp_path / "rm/scored_pairs/step-000010.jsonl", [pair])
+    lines(tmp_path / "rm/scored_pairs/step-000002.jsonl", [pair | {"score_rejected": 0.0}])
+    cut, trained = find_runs([tmp_path / "cut", tmp_path / "rm"])
+    assert cut.answers[0]["response"] == "abcd" and len(cut.answers[0]["segments"]) == 2
+    assert [(row["side"], row["score"]) for row in trained.answers] == [("chosen", 1.0), ("rejected", 2.0)]  # newest
+    text = "".join(_Page(build_report([tmp_path / "cut", tmp_path / "rm"], tmp_path / "r.html").read_text()).text)
+    assert "✗ rejected scores higher" in text and "no rewards of segments" in text
 
 
 def test_only_a_report_is_overwritten(demo, tmp_path):

@@ -55,6 +55,14 @@ def test_a_fault_is_ranked_by_the_segment_that_holds_most_of_it():
     ]
 
 
+def test_faults_of_one_kind_in_one_segment_are_counted_in_one_line():
+    view = answer_view(row("aaaabbbb", [4], [-2.0, 0.5], [(0, 1, "rude"), (2, 3, "rude"), (5, 6, "rude")]), UNIT)
+    assert view.verdicts == [
+        "2 × rude: its segment has the lowest reward of 2",
+        "rude: its segment has the highest reward of 2",
+    ]
+
+
 def test_an_answer_of_one_segment_has_no_rank():
     assert answer_view(row("abcdef", [], [0.0], [(0, 3, "rude")]), UNIT).verdicts == ["rude: the answer is one segment"]
 

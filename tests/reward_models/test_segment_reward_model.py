@@ -8,7 +8,7 @@ import transformers
 
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.card import CARD_FILE, RewardModelCard
-from reward_models.reading import read_rewards
+from reward_models.reading import at_units, read_head, read_tokens
 from reward_models.segment_reward_model import NORMALIZER_FILE
 from segrew.language_models import Conversations, response_states, response_statistics
 from segrew.run_directory import read_json, write_json
@@ -32,9 +32,7 @@ def test_b01_the_end_of_a_row_comes_from_lengths_not_from_ids(build_scorer, buil
     rows = Conversations([row[:2], [5]], [row[2:], [9] * 8], torch.tensor([True, False]))  # a longer partner
     for layout in ("packed", "padded"):
         states = response_states(scorer.model, rows, layout=layout).at
-        rewards = read_rewards(
-            scorer.head, states, segment_by_response(rows.mask).ends, torch.ones(2, 1, dtype=torch.bool)
-        )
+        rewards = read_head(scorer.head, states).gather(1, segment_by_response(rows.mask).ends)
         assert rewards[0, 0].item() == pytest.approx(head_at(scorer, row, 4), abs=1e-5)
     wrong = [head_at(scorer, row, place) for place in (0, 3)]
     assert all(abs(rewards[0, 0].item() - value) > 1e-3 for value in wrong)
@@ -138,9 +136,11 @@ def test_response_mode_equals_a_last_token_head_bit_for_bit(build_scorer):
     scorer = build_scorer("response")
     rows = Conversations([[5, 6]] * 3, [[7, 8, 2], [9] * 9, [2]], torch.tensor([True, False, True]))
     states = response_states(scorer.model, rows).at
-    found = read_rewards(scorer.head, states, segment_by_response(rows.mask).ends, torch.ones(3, 1, dtype=torch.bool))
+    found = at_units(
+        read_tokens(scorer.model, states, scorer.card), rows.ended, segment_by_response(rows.mask), scorer.card
+    )
     expected = scorer.head(states[torch.arange(3), torch.tensor([2, 8, 0])])
-    assert torch.equal(found, expected)
+    assert torch.equal(found.rewards, expected) and torch.equal(found.scores, expected[:, 0])
 
 
 def test_token_mode_is_the_mean_over_all_tokens(build_scorer):

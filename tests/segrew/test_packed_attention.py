@@ -73,7 +73,7 @@ def test_packed_and_padded_states_and_gradients_equal_the_stock_model_s(build_fa
     assert expected[1].abs().max() > 0.1
     left = padded_by_hand(model, rows, "left")
     torch.testing.assert_close(left[1].detach(), expected[1], atol=1e-5, rtol=1e-5)
-    for layout in ("packed", "padded"):
+    for layout in ("packed", "padded", "padded_left"):
         states = response_states(model, rows, layout=layout)
         assert_alike(with_gradients(model, rows, states.before, states.at), expected)
 
