@@ -57,7 +57,8 @@ GROUPS: dict[str, Arms] = {
         for weight in (0.0, 0.1)
         for name, actions in (("tokens act", {}), ("5-grams act", NGRAMS), ("answers act", WHOLE))
     }
-    | {"bandit, answers act": BANDIT | WHOLE},
+    | {"bandit, answers act": BANDIT | WHOLE}
+    | {f"segment, tokens act, KL {weight}": SEGMENT | {"kl_coef": weight} for weight in (0.1, 0.3)},
 }  # fmt: skip
 ARMS: Arms = {name: settings for arms in GROUPS.values() for name, settings in arms.items()}
 SHARED: dict[str, Any] = {
@@ -144,7 +145,9 @@ def report(curves: list[Curve]) -> str:
         if not any(of_arm(curves, arm) for arm in arms):
             continue
         shown = arms if name in ("granularity", "kl") else {"segment": SEGMENT} | arms
-        shown = {"bandit": BANDIT, "bandit, 5-grams act": BANDIT | NGRAMS} | shown if name == "kl" else shown
+        shown = (
+            {arm: ARMS[arm] for arm in ("bandit", "bandit, 5-grams act", "segment")} | shown if name == "kl" else shown
+        )
         nats = common_kl(curves, shown)
         parts += [f"## {name}", table(curves, shown, nats)]
         if name == "granularity":
