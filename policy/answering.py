@@ -10,22 +10,24 @@ from torch import nn
 from policy.answer_files import Question
 from policy.best_of import Candidates
 from policy.evaluate import score_tokens
-from policy.rollout import Answers, Sampling, sample_answers
+from policy.rollout import Answers, sample_answers
 from policy.room import check_room
+from policy.sampling import GenerationEngine, Sampling
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse
 from segrew import processes
 from segrew.chat import ChatFormat, Message
 
 
 @dataclass(frozen=True)
 class Answerer:
-    """A policy that answers, and the reward model that scores it if there is one."""
+    """A policy that answers through an engine, and the reward model that scores it if there is one."""
 
     model: nn.Module
     chat: ChatFormat
     reward_model: SegmentRewardModel | None
     sampling: Sampling
+    engine: GenerationEngine | None = None
 
     @property
     def scored_on(self) -> str | None:
@@ -79,7 +81,7 @@ class Answerer:
         ids = [self.chat.prompt_ids(prompt) for prompt in prompts]
         label = processes.label(f"Answering at temperature {temperature:g}")
         answers = sample_answers(
-            self.model, self.chat, [row for row in ids for _ in range(n)], sampling, generator, label
+            self.model, self.chat, [row for row in ids for _ in range(n)], sampling, generator, label, self.engine
         )
         scored, ended = self._score(repeated, answers, generator), answers.conversations.ended.tolist()
         candidates = []
@@ -95,10 +97,6 @@ class Answerer:
         if model is None:
             return []
         if self.scored_on == "text":
-            scored = model.score(prompts, answers.texts, description=processes.label("Scoring"))
-        else:
-            scored = score_tokens(
-                model, answers.conversations, generator=generator, description=processes.label("Scoring")
-            )
-        refuse_non_finite(scored)
-        return scored
+            return model.score(prompts, answers.texts, description=processes.label("Scoring"))
+        label = processes.label("Scoring")
+        return score_tokens(model, answers.conversations, generator=generator, description=label)

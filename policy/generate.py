@@ -12,7 +12,8 @@ from policy.answer_style import token_counter
 from policy.answering import Answerer
 from policy.best_of import Candidates, SftColumns, plot_sweep, sweep_row, write_training_sets
 from policy.compare_scores import scores_before, write_comparison
-from policy.rollout import Sampling
+from policy.engines import EngineSettings
+from policy.sampling import Sampling
 from reward_models import SegmentRewardModel
 from reward_models.checkpoints import find_checkpoint as find_reward_model
 from segrew import processes
@@ -29,7 +30,7 @@ CATEGORY_TEMPERATURES = {"writing": 0.7, "roleplay": 0.7, "extraction": 0.0, "ma
 
 
 @dataclass
-class GenerateConfig:
+class GenerateConfig(EngineSettings):
     """Which policy answers which questions, and how."""
 
     model_name_or_path: str = arg(
@@ -59,6 +60,7 @@ class GenerateConfig:
     seed: int = arg(0, help="Of sampling.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.best_of or min(self.best_of) < 1:
             raise ValueError(f"--best_of {self.best_of}: each N must be at least 1.")
         if self.model_id is not None and not self.model_id.replace(".", "").replace("-", "").replace("_", "").isalnum():
@@ -124,7 +126,10 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
     temperatures = list(dict.fromkeys(config.temperatures)) if config.temperatures else [None]
     for temperature in temperatures:
         _ = [config.temperature_of(question, temperature) for question in questions]
-    RunDirectory(config.output_dir).check(overwrite=config.overwrite_output_dir)
+    claim: dict[str, Any] = {
+        "command": "generate", "config": to_dict(config), "overwrite": config.overwrite_output_dir
+    }  # fmt: skip
+    RunDirectory(config.output_dir).check(**claim)
     prompts = [question.messages for question in questions]
     before = scores_before(config.compare_to, str(config.reward_model), prompts) if config.compare_to else None
     answerer = _load(config)
@@ -137,9 +142,7 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
         answered = processes.gather_list(answerer.answer(own, temperature_of, config.most, seed) if own else [])
         if not processes.is_main():
             continue
-        run = run or RunDirectory.create(
-            config.output_dir, command="generate", config=to_dict(config), overwrite=config.overwrite_output_dir
-        )
+        run = run or RunDirectory.create(config.output_dir, **claim)
         label = f"t{temperature:g}" if len(temperatures) > 1 else ""
         draws.append(_write(run.path / label, label, questions, answered, answerer, config))
         candidates = [one for turns in answered for one in turns]
@@ -158,7 +161,7 @@ def _load(config: GenerateConfig) -> Answerer:
     config.sampling.check(chat)
     model = load_causal_lm(config.model_name_or_path)
     scorer = None if config.reward_model is None else SegmentRewardModel.from_pretrained(config.reward_model)
-    return Answerer(model, chat, scorer, config.sampling)
+    return Answerer(model, chat, scorer, config.sampling, config.engine(chat))
 
 
 def _write(

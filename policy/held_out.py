@@ -56,7 +56,8 @@ def _score_own_prompts(run: Run, step: int) -> list[dict[str, Any]]:
     generator = step_generator(config.seed, 0, -2)
     prompts = [roles.chat.prompt_ids(prompt.messages, prompt.template) for prompt in own]
     with accelerator.autocast():
-        answers = sample_answers(roles.policy.eval().model, roles.chat, prompts, config.sampling, generator)
+        policy = roles.policy.eval().model
+        answers = sample_answers(policy, roles.chat, prompts, config.sampling, generator, engine=run.engine)
         answered = Answered(own, answers.conversations, answers.texts)
         units = cut_units(answers.conversations, roles, run.axes.at(step), config, generator)
         scores = read_rewards(run.sources, config.reward_weights, answered, units, skip_bad=config.skip_bad_rows)

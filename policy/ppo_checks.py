@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from segrew.liger import check_liger_kernel
+
 if TYPE_CHECKING:
     from policy.ppo_config import PPOConfig
 
@@ -33,6 +35,8 @@ def check_settings(config: "PPOConfig") -> None:
         raise ValueError(
             "--reward_model_path is missing: name a directory made by `segrew train-rm`, or give --reward_functions."
         )
+    if config.use_liger_kernel:
+        check_liger_kernel()
     _ = config.sampling, config.rule_named(config.action_rule)  # refuse their own bad values
     _check_ranges(config)
     _check_batches(config)
@@ -62,6 +66,9 @@ def _check_ranges(config: "PPOConfig") -> None:
     for name in ("gamma", "lam"):
         if not 0 <= getattr(config, name) <= 1:
             _refuse(config, name, "must lie between 0 and 1.")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            _refuse(config, name, "must be at least 0 and below 1.")
     for name in given(("dual_clip", "ratio_threshold")):
         if getattr(config, name) <= 1:
             _refuse(config, name, "must be above 1, the ratio of an unchanged policy.")

@@ -20,6 +20,7 @@ from segrew import processes
 from segrew.masking import masked_mean
 
 LOW_KL = -0.1
+LARGEST_GAP = 0.1
 
 
 def measure(
@@ -45,6 +46,8 @@ def measure(
         **{f"response/{n}": torch.tensor(x) for n, x in text_metrics(rollout.conversations.responses).items()},
         **stats,
     }
+    if rollout.logprob_gap is not None:
+        values["rollout/logprob_gap"] = rollout.logprob_gap
     unparsed = [cut.fallback for cut in experience.units.cuts.values() if cut.fallback is not None]
     if unparsed:
         values["units/parse_fallback_rate"] = torch.stack(unparsed).any(0).float().mean()
@@ -129,12 +132,25 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
 
+def engine_warning(metrics: dict[str, int | float]) -> str | None:
+    """What to say where the engine that drew the answers is not the policy."""
+    gap = metrics.get("rollout/logprob_gap", 0.0)
+    if gap <= LARGEST_GAP:
+        return None
+    return (
+        f"the engine's log-probabilities are {gap:.2f} nats a token off the policy's own: it draws from another "
+        "distribution (weights that it does not load, or another precision or attention). The update counts with the "
+        "policy's own; if the gap lasts, take --generation_engine transformers."
+    )
+
+
 def report(run: Run, metrics: dict[str, int | float]) -> None:
     """Append the metrics, pass them to trackers, and warn of a KL that cannot be and of rewards that teach nothing."""
     if processes.is_main():
         run.directory.append("metrics.jsonl", metrics)
     run.accelerator.log(metrics, step=int(metrics["step"]))
     run.state.low_kl_steps = run.state.low_kl_steps + 1 if metrics["kl/k1"] < LOW_KL else 0
+    run.warn_once("engine", engine_warning(metrics))
     run.warn_once("flat", flat_warning(metrics["reward/flat_prompts"], run.config.num_samples_per_prompt))
     if run.state.low_kl_steps == 2:
         run.warn_once(

@@ -24,6 +24,7 @@ from policy.reward_sources import load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
 from policy.room import check_room
 from policy.run_state import RunState
+from policy.sampling import GenerationEngine
 from policy.scoring import Axes
 from reward_models.checkpoints import find_checkpoint as find_reward_model
 from reward_models.checkpoints import write_for_older_readers
@@ -32,6 +33,7 @@ from segrew.chat import ChatFormat
 from segrew.config import to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import best_dtype
+from segrew.liger import apply_liger_kernel
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
@@ -50,6 +52,7 @@ class Run:
     directory: RunDirectory
     accelerator: Accelerator
     roles: Roles
+    engine: GenerationEngine
     axes: Axes
     sources: list[RewardSource]
     evaluators: list[RewardSource]
@@ -93,40 +96,51 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     for path in filter(None, [config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models]):
         find_reward_model(path)
     checkpoint = find_checkpoint(config, options)
-    directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
+    directory, claim = RunDirectory(config.output_dir), _claim(config, options, command, checkpoint)
     if processes.is_main():
         directory.check(**claim)
     loaded = _load(config, options)
     if processes.is_main():
         print_memory(estimate_memory(config), console)
     roles = load_roles(config, accelerator.device, checkpoint)
+    engine = config.engine(
+        roles.chat,
+        dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32,
+        max_model_len=config.max_prompt_length + config.max_new_tokens,
+    )
     axes = Axes.from_config(config, roles.reward_model)
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
+    if config.use_liger_kernel:
+        reward = roles.reward_model and roles.reward_model.model
+        apply_liger_kernel(
+            roles.policy.model, roles.reference, roles.critic and roles.critic.trunk, reward, roles.segmenter
+        )
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
+    optimizer, scheduler = _optimizer(roles, config)
     _check_answers(config, roles, encoded)
     if processes.is_main():
-        RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
+        RunDirectory.create(config.output_dir, **claim)
         _record(directory.path, loaded, encoded, console)
         _announce(directory, config, roles, axes, sources, evaluators, len(kept), console)
         if config.sampling.warning:
             warnings.warn(config.sampling.warning, stacklevel=2)
     processes.wait()
     accelerator.init_trackers("segrew", config={})
-    optimizer, scheduler = _optimizer(roles, config)
     policy, prepared = _in_precision(accelerator, roles.policy), accelerator.prepare(optimizer)
     critic = None if roles.critic is None else _in_precision(accelerator, roles.critic)
     run = Run(
-        config, options, directory, accelerator, roles, axes, sources, evaluators, RunState(config.kl_coef), policy,
-        critic, prepared, scheduler, kept, ids,
+        config, options, directory, accelerator, roles, engine, axes, sources, evaluators, RunState(config.kl_coef),
+        policy, critic, prepared, scheduler, kept, ids,
         encoded["evaluation"][0][: config.eval_samples] if config.eval_dataset else [],
     )  # fmt: skip
     return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
 
 
-def _claim(config: PPOConfig, checkpoint: Path | None) -> dict[str, bool]:
+def _claim(config: PPOConfig, options: DataOptions, command: str, checkpoint: Path | None) -> dict[str, Any]:
     resume = checkpoint is not None
-    return {"overwrite": config.overwrite_output_dir and not resume, "resume": resume}
+    may = {"overwrite": config.overwrite_output_dir and not resume, "resume": resume}
+    return {"command": command, "config": to_dict(config, options), **may}
 
 
 def _continue(run: Run, checkpoint: Path, optimizer: torch.optim.Optimizer) -> int:

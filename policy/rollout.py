@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,96 +11,9 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from policy.sampling import Drawn, GenerationEngine, Sampling
 from segrew.chat import ChatFormat
 from segrew.language_models import Conversations, micro_batches, plain_model, unused_pad_id
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Temperature sampling; without top_k and top_p the log-probabilities describe the samples.
-
-    Args:
-        max_new_tokens: where an answer is cut off.
-        temperature: of sampling, and of every log-probability taken of the samples.
-        top_k, top_p: keep the likeliest tokens only; 0 and 1 keep all.
-        stop_token_ids: stop tokens besides the template's turn end and the tokenizer's end token.
-        stop_strings: texts that end an answer; they stay in the ids and leave the text.
-        batch_size: answers drawn at once.
-        greedy: take the likeliest token instead of drawing one, which PPO never does.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-    batch_size: int = 32
-    greedy: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(
-                f"--temperature {self.temperature}: must be positive. PPO samples its answers, and log-probabilities "
-                "are taken at the temperature of sampling; 1.0 is usual."
-            )
-        if any(token < 0 for token in self.stop_token_ids):
-            raise ValueError(f"--stop_token_ids {list(self.stop_token_ids)}: must not be negative.")
-        if self.top_k < 0:
-            raise ValueError(f"--top_k {self.top_k}: must be positive, or 0 for all tokens.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"--top_p {self.top_p}: must lie above 0 and at most be 1, which keeps all tokens.")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"--max_new_tokens {self.max_new_tokens}: an answer has at least one token.")
-
-    @property
-    def warning(self) -> str | None:
-        """What is wrong with learning from samples drawn like this; None if nothing is."""
-        filters = [name for name, off in (("top_k", 0), ("top_p", 1.0)) if getattr(self, name) != off]
-        if not filters:
-            return None
-        given = " and ".join(f"--{name} {getattr(self, name)}" for name in filters)
-        return (
-            f"{given}: answers come from a filtered distribution, but log-probabilities, KL and ratios are those of "
-            "the whole one. They do not describe the samples: the KL estimate k1 may stay negative, and tokens that "
-            "are never drawn count as likely."
-        )
-
-    def at(self, temperature: float) -> "Sampling":
-        """The same at another temperature, where 0 is greedy."""
-        return replace(self, temperature=temperature or 1.0, greedy=temperature == 0)
-
-    def stop_ids(self, chat: ChatFormat) -> tuple[int, ...]:
-        """Every token that ends an answer."""
-        return tuple(dict.fromkeys((*chat.stop_ids, *self.stop_token_ids)))
-
-    def check(self, chat: ChatFormat) -> None:
-        """Refuse stop tokens that the tokenizer does not have.
-
-        Raises:
-            ValueError: naming them.
-        """
-        unknown = [token for token in self.stop_token_ids if token >= len(chat.tokenizer)]
-        if unknown:
-            raise ValueError(
-                f"--stop_token_ids {unknown}: the tokenizer has the ids 0 to {len(chat.tokenizer) - 1}, so no answer "
-                "would ever stop there; look the token up with `tokenizer.convert_tokens_to_ids`."
-            )
-
-    def effective(self, chat: ChatFormat) -> dict[str, Any]:
-        """The settings in force, to be logged."""
-        stop_ids = list(self.stop_ids(chat))
-        return {
-            "do_sample": not self.greedy,
-            "temperature": 0.0 if self.greedy else self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "repetition_penalty": 1.0,
-            "max_new_tokens": self.max_new_tokens,
-            "stop_ids": stop_ids,
-            "stop_tokens": chat.tokenizer.convert_ids_to_tokens(stop_ids),
-            "stop_strings": list(self.stop_strings),
-        }
 
 
 @dataclass(frozen=True)
@@ -111,10 +24,20 @@ class Answers:
         conversations: prompts and answers as ids, up to and including the stop token; an answer that ran out
             of room has `ended` False and no stop token.
         texts: the answers without stop tokens, cut at a stop string.
+        logprobs: of each answer's tokens, as the engine that drew it has them; None where it tells none.
     """
 
     conversations: Conversations
     texts: list[str]
+    logprobs: list[list[float] | None]
+
+    def logprob_gap(self, logprobs: Float[Tensor, "b t"]) -> Float[Tensor, ""] | None:
+        """Mean over tokens of |ln π_engine − ln π|; None where the engine tells nothing."""
+        told = [row for row in self.logprobs if row is not None]
+        if len(told) < len(self.logprobs):
+            return None
+        theirs = torch.tensor([value for row in told for value in row], device=logprobs.device)
+        return (theirs - logprobs[self.conversations.mask.to(logprobs.device)]).abs().mean()
 
 
 @dataclass(frozen=True)
@@ -127,6 +50,7 @@ class Rollout:
         entropy: of the distribution that produced y_j, in nats at temperature 1.
         values: the critic's value of the state that produced y_j; 0 without a critic.
         values_after: the critic's value after the last token of an answer that was cut off, if it is asked for.
+        logprob_gap: mean over tokens of how far the engine's own log-probabilities are off; None where it tells none.
     """
 
     conversations: Conversations
@@ -135,6 +59,7 @@ class Rollout:
     entropy: Float[Tensor, "b t"]
     values: Float[Tensor, "b t"]
     values_after: Float[Tensor, " b"] | None = None
+    logprob_gap: Float[Tensor, ""] | None = None
 
     @property
     def mask(self) -> Bool[Tensor, "b t"]:
@@ -239,6 +164,33 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
     return output[:, ids.shape[1] :].tolist()
 
 
+class TransformersEngine:
+    """Draws with the model itself, by transformers' `generate`; the model's own generation settings play no part."""
+
+    def __init__(self, chat: ChatFormat):
+        self.chat = chat
+        self._model: Any = None
+
+    def sync_weights(self, model: nn.Module) -> None:
+        """Take note of the model: there is no copy."""
+        self._model = plain_model(model)
+
+    def generate(
+        self, prompts: list[list[int]], sampling: Sampling, generator: torch.Generator, description: str = ""
+    ) -> list[Drawn]:
+        """Draw one answer to each prompt, in batches of prompts of similar length; see `GenerationEngine`."""
+        answers = [Drawn([])] * len(prompts)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        with _drawn_from(generator, next(self._model.parameters()).device):
+            starts = range(0, len(order), sampling.batch_size)
+            for start in track(starts, description, disable=not description):
+                rows = order[start : start + sampling.batch_size]
+                drawn = _generate(self._model, self.chat, [prompts[i] for i in rows], sampling)
+                for i, ids in zip(rows, drawn, strict=True):
+                    answers[i] = Drawn(ids)
+        return answers
+
+
 @torch.no_grad()
 def sample_answers(
     model: nn.Module,
@@ -247,28 +199,27 @@ def sample_answers(
     sampling: Sampling,
     generator: torch.Generator,
     description: str = "",
+    engine: GenerationEngine | None = None,
 ) -> Answers:
-    """Draw one answer to each prompt; the model's own generation settings play no part.
+    """Draw one answer to each prompt from the model as it is now, and end it at its first stop.
 
     Args:
         generator: the source of all randomness; drawn from once.
         description: label of the progress bar; empty for none.
+        engine: what draws; default transformers.
     """
-    inner = plain_model(model)
+    engine = engine or TransformersEngine(chat)
+    engine.sync_weights(model)
     stop_ids = frozenset(sampling.stop_ids(chat))
-    responses: list[list[int]] = [[]] * len(prompts)
-    texts, ended = [""] * len(prompts), [False] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    with _drawn_from(generator, next(inner.parameters()).device):
-        starts = range(0, len(order), sampling.batch_size)
-        for start in track(starts, description, disable=not description):
-            rows = order[start : start + sampling.batch_size]
-            drawn = _generate(inner, chat, [prompts[i] for i in rows], sampling)
-            for i, ids in zip(rows, drawn, strict=True):
-                ids, stopped = trim(ids, stop_ids)
-                responses[i], texts[i], spelled = trim_at_string(ids, sampling.stop_strings, chat.decode)
-                ended[i] = stopped or spelled
-    return Answers(Conversations(prompts, responses, torch.tensor(ended)), texts)
+    responses, texts, ended, logprobs = [], [], [], []
+    for ids, told in engine.generate(prompts, sampling, generator, description):
+        ids, stopped = trim(ids, stop_ids)
+        ids, text, spelled = trim_at_string(ids, sampling.stop_strings, chat.decode)
+        responses.append(ids)
+        texts.append(text)
+        ended.append(stopped or spelled)
+        logprobs.append(None if told is None else told[: len(ids)])
+    return Answers(Conversations(prompts, responses, torch.tensor(ended)), texts, logprobs)
 
 
 def in_micro_batches(

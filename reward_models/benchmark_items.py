@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_pair
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
@@ -149,7 +149,6 @@ def score_items(
     scored = reward_model.score_rows(
         encoded.conversations, encoded.texts, max_tokens=max_tokens, description=description
     )
-    refuse_non_finite(scored)
     return [
         ScoredItem(item, [scored[row] for row in rows], cut)
         for item, rows, cut in zip(items, encoded.rows, encoded.cut, strict=True)

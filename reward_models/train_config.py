@@ -12,6 +12,7 @@ from segrew.config import arg
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong
 from segrew.language_models import TOKENS_PER_BATCH, best_dtype
+from segrew.liger import check_liger_kernel
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleFlags
 
@@ -119,4 +120,6 @@ class RewardTrainingArguments(TrainingArguments):
                 "--fp16 true: float16 needs an accelerator, which scales the loss so that small gradients survive; on "
                 "this machine use --bf16 true, or neither for float32."
             )
+        if self.use_liger_kernel:
+            check_liger_kernel()
         super().__post_init__()

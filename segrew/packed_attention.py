@@ -15,13 +15,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils._triton import has_triton
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from segrew.packing import PackedRows, lay_out
 
 NAME = "segrew_packed"
 TILE = 128  # FlexAttention's own block, in tokens
-_NO_WINDOW = 2**30
+SMALLEST_HEAD = 16  # its kernels multiply no narrower
+# Row totals, precision, gradients, heads, caps and windows each make a kernel of their own. Past dynamo's limit, which
+# is 8, it would run uncompiled without a word, holding every pair of tokens.
+KERNELS = 64
 _ABSENT: Any = object()
 # What attention may be asked for that the packed forms do not know: sinks, learned biases, sparse choices of keys.
 _UNSERVED = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
@@ -33,16 +37,19 @@ class CannotPack(ValueError):
 
 def _by_blocks(
     query: Float[Tensor, "1 h n d"],
-    key: Float[Tensor, "1 h n d"],
-    value: Float[Tensor, "1 h n d"],
+    key: Float[Tensor, "1 g n d"],
+    value: Float[Tensor, "1 g n e"],
     packed: PackedRows,
     *,
     scaling: float | None,
     window: int | None,
     softcap: float | None,
     dropout: float,
-) -> Float[Tensor, "1 h n d"]:
+) -> Float[Tensor, "1 h n e"]:
     """Attention of one flat row, block by block: each sees its shared prompt and, causally, itself."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     outputs = []
     for start, stop, prompt_start, prompt_stop in packed.blocks:
         if stop == start:  # an empty response behind a shared prompt
@@ -93,13 +100,17 @@ def mask_function(packed: PackedRows, window: int | None, device: torch.device) 
         for numbers in (packed.prompt_of, packed.row_of, packed.positions)
     )
 
-    reach = window or _NO_WINDOW
-    # Lambdas, as the mask and the cap are compiled into the kernel: nothing may wrap them.
+    # Lambdas, as the mask and the cap are compiled into the kernel: nothing may wrap them. Two, as a window that
+    # changes from call to call would become an unknown of the kernel.
+    if window is None:
+        return lambda batch, head, q, k: (
+            (prompt[q] == prompt[k]) & ((row[k] == -1) | (row[k] == row[q])) & (position[q] >= position[k])
+        )
     return lambda batch, head, q, k: (
         (prompt[q] == prompt[k])
         & ((row[k] == -1) | (row[k] == row[q]))
         & (position[q] >= position[k])
-        & (position[q] - position[k] < reach)
+        & (position[q] - position[k] < window)
     )
 
 
@@ -126,7 +137,10 @@ def block_mask(packed: PackedRows, window: int | None, device: torch.device) -> 
 @functools.cache
 def _flex_attention(device: str) -> Callable[..., Any]:
     """FlexAttention is a kernel only when compiled; on CPU, for tests, it runs as it is written."""
-    attention: Any = torch.compile(flex_attention) if device == "cuda" else flex_attention
+    attention: Any = flex_attention
+    if device == "cuda":
+        limits: Any = torch._dynamo.config.patch(recompile_limit=KERNELS, fail_on_recompile_limit_hit=True)
+        attention = limits(torch.compile(flex_attention))
     return attention
 
 
@@ -136,15 +150,15 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 def _by_block_mask(
     query: Float[Tensor, "1 h n d"],
-    key: Float[Tensor, "1 h n d"],
-    value: Float[Tensor, "1 h n d"],
+    key: Float[Tensor, "1 g n d"],
+    value: Float[Tensor, "1 g n e"],
     packed: PackedRows,
     *,
     scaling: float | None,
     window: int | None,
     softcap: float | None,
     dropout: float,
-) -> Float[Tensor, "1 h n d"]:
+) -> Float[Tensor, "1 h n e"]:
     """The same attention as `_by_blocks`, in one FlexAttention kernel."""
     if dropout:
         raise CannotPack("FlexAttention has no dropout of attention weights; set attention_dropout to 0")
@@ -156,11 +170,13 @@ def _by_block_mask(
         score_mod=_cap(softcap) if softcap else None,
         block_mask=block_mask(packed, window, query.device),
         scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
 
-def _form_for(device: torch.device) -> Callable[..., Tensor]:
-    return _by_block_mask if device.type == "cuda" else _by_blocks
+def _form_for(device: torch.device, head: int = SMALLEST_HEAD) -> Callable[..., Tensor]:
+    """FlexAttention where it is a kernel: on CUDA with Triton, for heads that are wide enough."""
+    return _by_block_mask if device.type == "cuda" and has_triton() and head >= SMALLEST_HEAD else _by_blocks
 
 
 def _attend(
@@ -193,10 +209,7 @@ def _attend(
         declared = getattr(getattr(module, "config", None), "sliding_window", None)
         if declared is not None and declared < segrew_rows.longest:
             raise CannotPack("it keeps its sliding window inside its masks")
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    form = _form_for(query.device)
+    form = _form_for(query.device, min(query.shape[-1], value.shape[-1]))
     output = form(
         query, key, value, segrew_rows, scaling=scaling, window=sliding_window, softcap=softcap, dropout=dropout
     )

@@ -42,11 +42,15 @@ FAMILIES = {
 }
 
 
-def build(name: str) -> torch.nn.Module:
+# FlexAttention's kernels take heads of at least 16 numbers.
+WIDER = {"hidden_size": 64, "head_dim": 16, "n_embd": 64, "query_pre_attn_scalar": 16}
+
+
+def build(name: str, *, wider: bool = False) -> torch.nn.Module:
     """A causal model in evaluation mode."""
     family, changes = FAMILIES[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**SIZES | changes)
+    config = getattr(transformers, f"{family}Config")(**SIZES | changes | (WIDER if wider else {}))
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():  # past the initial scale, where all architectures agree on next to nothing
         for weight in model.parameters():

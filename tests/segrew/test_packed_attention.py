@@ -215,6 +215,33 @@ def test_the_mask_function_and_its_tiles_say_who_sees_whom(window):
     assert not own.all()  # and it leaves tiles out
 
 
+def test_flex_attention_serves_cuda_where_it_is_a_kernel(monkeypatch):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(packed_attention, "has_triton", lambda: True)
+    assert packed_attention._form_for(cuda) is packed_attention._form_for(cuda, 16) is packed_attention._by_block_mask
+    assert packed_attention._form_for(cuda, 8) is packed_attention._by_blocks
+    assert packed_attention._form_for(torch.device("cpu"), 64) is packed_attention._by_blocks
+    monkeypatch.setattr(packed_attention, "has_triton", lambda: False)
+    assert packed_attention._form_for(cuda) is packed_attention._by_blocks
+
+
+def test_past_the_limit_of_kernels_it_stops_instead_of_holding_all_pairs(monkeypatch):
+    compiled, seen = [], []
+
+    def compile_(function):
+        compiled.append(function)
+        return lambda *_, **__: (
+            seen.append(torch._dynamo.config.recompile_limit)
+            or seen.append(torch._dynamo.config.fail_on_recompile_limit_hit)
+        )
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    before = torch._dynamo.config.recompile_limit
+    packed_attention._flex_attention.__wrapped__("cuda")(1, 2, 3)
+    assert compiled == [packed_attention.flex_attention] and seen == [packed_attention.KERNELS, True]
+    assert torch._dynamo.config.recompile_limit == before < packed_attention.KERNELS
+
+
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -223,7 +250,7 @@ NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devi
 @pytest.mark.parametrize("name", PACKED)
 def test_flex_attention_gives_the_same_states(build_family, name, device, monkeypatch):
     """On CPU FlexAttention runs uncompiled and without gradients; on CUDA as the kernel it is for."""
-    model = build_family(name)
+    model = build_family(name, wider=device == "cuda")
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(0, 20, (12,), generator=generator).tolist()
     rows = Conversations(
@@ -232,7 +259,7 @@ def test_flex_attention_gives_the_same_states(build_family, name, device, monkey
         torch.zeros(12, dtype=torch.bool),
     )
     expected = [part.detach() for part in padded_by_hand(model, rows, "right")]
-    monkeypatch.setattr(packed_attention, "_form_for", lambda device: packed_attention._by_block_mask)
+    monkeypatch.setattr(packed_attention, "_form_for", lambda *_: packed_attention._by_block_mask)
     with torch.no_grad():
         states = response_states(model.to(device), rows, layout="packed")
     for found, other in zip((states.before, states.at), expected, strict=True):
@@ -243,10 +270,10 @@ def test_flex_attention_gives_the_same_states(build_family, name, device, monkey
 @NO_CUDA
 @pytest.mark.parametrize("name", PACKED)
 def test_gradients_of_flex_attention_are_those_of_the_blocks(build_family, name, monkeypatch):
-    model = build_family(name).cuda()
+    model = build_family(name, wider=True).cuda()
     outcomes = []
     for form in (packed_attention._by_blocks, packed_attention._by_block_mask):
-        monkeypatch.setattr(packed_attention, "_form_for", lambda device, form=form: form)
+        monkeypatch.setattr(packed_attention, "_form_for", lambda *_, form=form: form)
         states = response_states(model, ROWS, layout="packed")
         model.zero_grad()
         (states.before.square().sum() + states.at.sum()).backward()
