@@ -147,9 +147,12 @@ def main() -> None:
     if arguments.quick:
         arguments.lengths, arguments.batches, arguments.repeats = [16, 32, 64], [8, 16, 32], 2
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", message=".*reward head.*")
+    warnings.filterwarnings("ignore", message=".*(reward head|drift).*")
     lines, short = [], arguments.lengths[0]
     with models(quick=True) as (model, reward_model):
+        for directory in (model, reward_model):  # random weights know no longest text
+            config = Path(directory) / "config.json"
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 4096}))
         for name, sizes, shapes in (
             (f"length, {ROWS} answers", arguments.lengths, [(ROWS, length) for length in arguments.lengths]),
             (f"answers, {short} tokens", arguments.batches, [(batch, short) for batch in arguments.batches]),
