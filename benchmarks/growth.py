@@ -36,7 +36,7 @@ ROWS, SLACK = 8, 0.15  # rows of a pass; an exponent fitted on a few points is n
 PARTS = ("logprobs", "values", "segment", "score", "advantages", "update")
 
 
-def answers_of(length: int, model: Any, chat: Any, prompts: list[list[int]], *_: Any) -> Answers:
+def answers_of(length: int, model: Any, chat: Any, prompts: list[list[int]], *_: Any, **__: Any) -> Answers:
     """Random answers in place of sampled ones, without stop tokens."""
     draw = torch.Generator().manual_seed(len(prompts) * length)
     ids = torch.randint(3, len(chat.tokenizer), (len(prompts), length), generator=draw).tolist()
