@@ -41,7 +41,7 @@ def answers_of(length: int, model: Any, chat: Any, prompts: list[list[int]], *_:
     draw = torch.Generator().manual_seed(len(prompts) * length)
     ids = torch.randint(3, len(chat.tokenizer), (len(prompts), length), generator=draw).tolist()
     ended = torch.zeros(len(prompts), dtype=torch.bool)
-    return Answers(Conversations(prompts, ids, ended), [chat.decode(row) for row in ids])
+    return Answers(Conversations(prompts, ids, ended), [chat.decode(row) for row in ids], [None] * len(ids))
 
 
 def bare_pass(model: Any, rows: list[list[int]]) -> None:
