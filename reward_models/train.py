@@ -162,6 +162,8 @@ def _fit(
     checkpoint: str | None,
 ) -> tuple[nn.Module, dict[str, float]]:
     model = _trainable(model, config)
+    if args.use_liger_kernel:
+        apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     if config.tune == "head":
         return model, _train_head(prepared, model, config, run)
     metrics, whole = _train_with_trainer(prepared, model, config, args, run, checkpoint)
@@ -176,8 +178,6 @@ def _trainable(model: Any, config: RewardModelConfig) -> nn.Module:
         model = model.merge_and_unload()
     model.requires_grad_(True)
     _turn_off_dropout(model)
-    if args.use_liger_kernel:
-        apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     if config.tune == "head":
         return model
     if config.aggregator != "learned":
