@@ -126,7 +126,9 @@ def in_its_own_process(side: str, model: str, reward_model: str) -> dict[str, An
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{side}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"{side}: {found['peak_mb']:,.0f} MB, {found['seconds']:.0f} s", flush=True)
+    return found
 
 
 def difference(one: list[dict[str, float]], other: list[dict[str, float]]) -> float:

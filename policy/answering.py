@@ -14,7 +14,7 @@ from policy.rollout import Answers, sample_answers
 from policy.room import check_room
 from policy.sampling import GenerationEngine, Sampling
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse
 from segrew import processes
 from segrew.chat import ChatFormat, Message
 
@@ -97,10 +97,6 @@ class Answerer:
         if model is None:
             return []
         if self.scored_on == "text":
-            scored = model.score(prompts, answers.texts, description=processes.label("Scoring"))
-        else:
-            scored = score_tokens(
-                model, answers.conversations, generator=generator, description=processes.label("Scoring")
-            )
-        refuse_non_finite(scored)
-        return scored
+            return model.score(prompts, answers.texts, description=processes.label("Scoring"))
+        label = processes.label("Scoring")
+        return score_tokens(model, answers.conversations, generator=generator, description=label)

@@ -3,6 +3,8 @@
 import http.client
 import json
 import random
+import socket
+import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -44,8 +46,8 @@ class ChatEndpoint:
     def ask(self, prompt: str) -> EndpointReply:
         """Send one message and return the reply. Thread-safe.
 
-        A busy or broken endpoint (429, 5xx, no connection) is asked again after 1, 2, 4, … seconds, or after what
-        it says itself.
+        An endpoint that is busy, broken or slow (429, 5xx, a lost connection) is asked again after 1, 2, 4, … seconds,
+        or after what it says itself; one that cannot be reached is not.
 
         Raises:
             ValueError: it stays so, refuses the key or the model, or is no such endpoint.
@@ -62,11 +64,30 @@ class ChatEndpoint:
                 if error.code not in _TRY_AGAIN and error.code < 500:
                     raise ValueError(self._refusal(error.code, failure)) from None
                 wait = _retry_after(error.headers.get("Retry-After"), wait)
-            except (OSError, http.client.HTTPException) as error:  # no connection, cut off, or too slow
+            except (OSError, http.client.HTTPException) as error:  # cut off, or too slow
+                self._refuse_unreachable(error)
                 failure = f"{type(error).__name__}: {error}"
             if attempt < self.max_retries:
                 sleep(wait)
         raise ValueError(f"{self.base_url}: no answer after {self.max_retries + 1} tries, the last one: {failure}")
+
+    def require_reachable(self) -> None:
+        """Ask for the list of models, and take any reply for a sign of life.
+
+        Raises:
+            ValueError: nobody listens there.
+        """
+        try:
+            urllib.request.urlopen(f"{self.base_url.rstrip('/')}/models", timeout=min(self.timeout, 10)).close()
+        except urllib.error.HTTPError as reply:
+            reply.close()
+        except (OSError, http.client.HTTPException) as error:  # too slow for this may be quick enough for the rest
+            self._refuse_unreachable(error)
+
+    def _refuse_unreachable(self, error: Exception) -> None:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ConnectionRefusedError | socket.gaierror | ssl.SSLError):
+            raise ValueError(f"{self.base_url}: no connection ({reason}); does the endpoint run, is the URL right?")
 
     def _post(self, prompt: str) -> EndpointReply:
         body: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}

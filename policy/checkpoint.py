@@ -4,6 +4,7 @@ What a step draws depends only on the seed, the step and the process, so a check
 """
 
 import os
+import pickle
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 from policy.ppo_config import PPOConfig
 from policy.run_state import RunState
 from segrew.data_options import DataOptions
-from segrew.run_directory import read_json, read_jsonl, write_json, write_jsonl
+from segrew.run_directory import read_json, read_jsonl, require_same_settings, write_json, write_jsonl
 
 STATE_FILE, CRITIC_FILE, OPTIMIZER_FILE = "state.json", "critic.safetensors", "optimizer.pt"
 LOGS = ("metrics.jsonl", "samples.jsonl", "evaluation.jsonl")
@@ -46,7 +47,8 @@ def find_checkpoint(config: PPOConfig, options: DataOptions) -> Path | None:
         path = Path(wanted)
     if not (path / STATE_FILE).is_file():
         raise ValueError(f"--resume_from_checkpoint {wanted}: {path} is no checkpoint of `segrew ppo`.")
-    _check_same_run({**vars(config), **vars(options)}, path)
+    matter = {name: value for name, value in {**vars(config), **vars(options)}.items() if name not in FREE_ON_RESUME}
+    require_same_settings(read_json(path / STATE_FILE)["config"], matter, path)
     if (run / "run.json").exists() and path.resolve().parent != run.resolve():
         raise ValueError(
             f"--resume_from_checkpoint {wanted}: belongs to another run than the one in --output_dir {run}; "
@@ -58,16 +60,6 @@ def find_checkpoint(config: PPOConfig, options: DataOptions) -> Path | None:
 def _step_of(path: Path) -> int:
     number = path.name.removeprefix("checkpoint-")
     return int(number) if number.isdigit() else -1
-
-
-def _check_same_run(settings: dict[str, Any], path: Path) -> None:
-    before = read_json(path / STATE_FILE)["config"]
-    for name, value in settings.items():
-        if name not in FREE_ON_RESUME and before.get(name) != value:
-            raise ValueError(
-                f"--{name} {value}: the run in {path} had {before.get(name)}; resume with the same settings, or start "
-                "another run in a new --output_dir."
-            )
 
 
 def save_checkpoint(
@@ -106,7 +98,10 @@ def load_checkpoint(path: Path, critic: nn.Module | None, optimizer: Any, schedu
     if critic is not None:
         missing = critic.load_state_dict(load_file(path / CRITIC_FILE), strict=False).missing_keys
         assert not {name for name, _ in _trained(critic)} & set(missing), "the checkpoint lacks weights of the critic"
-    saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    try:
+        saved = torch.load(path / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(f"{path / OPTIMIZER_FILE}: holds more than plain data, or is damaged; not loaded.") from None
     optimizer.load_state_dict(saved["optimizer"])
     scheduler.load_state_dict(saved["scheduler"])
     record = read_json(path / STATE_FILE)

@@ -15,7 +15,7 @@ from reward_models import SegmentRewardModel
 from reward_models.checkpoints import find_checkpoint, load_classifier
 from reward_models.reading import read_head
 from reward_models.score import Answer, load_answers
-from reward_models.segment_reward_model import ScoredResponse, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse
 from segrew.chat import ChatFormat
 from segrew.chat_templates import template_text
 from segrew.config import arg
@@ -214,13 +214,11 @@ def _conversations(answers: list[Answer], chat: ChatFormat, config: DoctorConfig
 
 
 def _scores(reward_model: SegmentRewardModel, answers: list[Answer]) -> list[ScoredResponse]:
-    scored = reward_model.score(
+    return reward_model.score(
         [answer.prompt for answer in answers],
         [answer.response for answer in answers],
         templates=[answer.template for answer in answers],
     )
-    refuse_non_finite(scored)
-    return scored
 
 
 PARTS: dict[str, Callable[..., Any]] = {

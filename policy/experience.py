@@ -40,7 +40,13 @@ def densify(config: PPOConfig, rollout: Rollout, units: Units, scores: Scores, k
     dense = torch.stack(
         [
             weight
-            * dense_rewards(r.rewards, r.segmentation, how=r.how or config.interpolation, clip=config.reward_clip)
+            * dense_rewards(
+                r.rewards,
+                r.segmentation,
+                how=r.how or config.interpolation,
+                clip=config.reward_clip,
+                scale=config.reward_scale,
+            )
             for weight, r in zip(scores.weights, scores.readings, strict=True)
         ]
     ).sum(0)

@@ -126,7 +126,10 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
     temperatures = list(dict.fromkeys(config.temperatures)) if config.temperatures else [None]
     for temperature in temperatures:
         _ = [config.temperature_of(question, temperature) for question in questions]
-    RunDirectory(config.output_dir).check(overwrite=config.overwrite_output_dir)
+    claim: dict[str, Any] = {
+        "command": "generate", "config": to_dict(config), "overwrite": config.overwrite_output_dir
+    }  # fmt: skip
+    RunDirectory(config.output_dir).check(**claim)
     prompts = [question.messages for question in questions]
     before = scores_before(config.compare_to, str(config.reward_model), prompts) if config.compare_to else None
     answerer = _load(config)
@@ -139,9 +142,7 @@ def generate(config: GenerateConfig, console: Console | None = None) -> Path:
         answered = processes.gather_list(answerer.answer(own, temperature_of, config.most, seed) if own else [])
         if not processes.is_main():
             continue
-        run = run or RunDirectory.create(
-            config.output_dir, command="generate", config=to_dict(config), overwrite=config.overwrite_output_dir
-        )
+        run = run or RunDirectory.create(config.output_dir, **claim)
         label = f"t{temperature:g}" if len(temperatures) > 1 else ""
         draws.append(_write(run.path / label, label, questions, answered, answerer, config))
         candidates = [one for turns in answered for one in turns]

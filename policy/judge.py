@@ -18,7 +18,14 @@ from policy.judge_rubric import Rubric
 from reward_models import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
 from segrew.language_models import TOKENS_PER_BATCH
-from segrew.run_directory import RUN_FILE, RunDirectory, read_json, read_jsonl, write_jsonl
+from segrew.run_directory import (
+    RUN_FILE,
+    RunDirectory,
+    read_json,
+    read_jsonl,
+    require_same_settings,
+    write_jsonl,
+)
 
 JUDGMENTS = "judgments.jsonl"
 TURNED_DOWN = 8  # so many refusals at the start, and nothing else, end a run
@@ -117,13 +124,8 @@ def open_run(config: JudgeConfig, rubric: Rubric) -> tuple[RunDirectory, list[di
     record = directory.path / RUN_FILE
     resume = not config.overwrite_output_dir and record.is_file() and read_json(record).get("command") == "judge"
     if resume:
-        before = read_json(record)["config"]
-        for name in [name for name in settings if name not in FREE_ON_RESTART]:
-            if before.get(name) != settings[name]:
-                raise ValueError(
-                    f"--output_dir {config.output_dir} holds a run whose {name} was {before.get(name)}, not "
-                    f"{settings[name]}; name a new directory, or replace it with --overwrite_output_dir true."
-                )
+        matter = {name: value for name, value in settings.items() if name not in FREE_ON_RESTART}
+        require_same_settings(read_json(record)["config"], matter, config.output_dir)
     run = RunDirectory.create(
         config.output_dir,
         command="judge",
@@ -178,6 +180,7 @@ def judge(config: JudgeConfig, console: Console | None = None) -> dict[str, Any]
     rubric = Rubric.load(config.rubrics, config.dimensions)
     matches, unmatched = load_matches(config)
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model) if config.reward_model else None
+    config.endpoint.require_reachable()
     run, judgments = open_run(config, rubric)
     if judgments:
         console.print(f"Continuing: {len(judgments)} judgments are there.", highlight=False)

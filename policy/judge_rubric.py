@@ -36,7 +36,7 @@ class Rubric:
         Raises:
             ValueError: the file is of another shape, or has no such dimension.
         """
-        content = read_yaml(path or RUBRICS)
+        content = read_yaml(path or RUBRICS, "--rubrics")
         prompt, known = content.get("prompt"), content.get("dimensions")
         if not isinstance(prompt, str) or not isinstance(known, dict):
             raise ValueError(f"--rubrics {path}: needs 'prompt', a text, and 'dimensions', names with their texts.")

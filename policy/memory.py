@@ -22,7 +22,7 @@ def estimate_memory(config: PPOConfig) -> dict[str, int]:
     """Bytes by role: weights × dtype, gradients, AdamW's two moments, roughly the activations, the KV cache."""
     try:
         name = adapter_base(config.model_name_or_path) or config.model_name_or_path
-        model_config: Any = AutoConfig.from_pretrained(resolve_model(name))
+        model_config: Any = AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
     except OSError as error:
         raise ValueError(f"no language model at '{config.model_name_or_path}': {str(error).splitlines()[0]}") from None
     with torch.device("meta"):

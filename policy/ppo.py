@@ -4,6 +4,7 @@ A step samples answers, cuts them into units, scores the units, spreads the rewa
 advantages over the action units, and updates policy and critic.
 """
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,17 +34,24 @@ from segrew.segmentation import SegmentationConfig
 __all__ = ["PPOConfig", "main", "train_policy"]
 
 
-def train_policy(config: PPOConfig, options: DataOptions | None = None) -> Path:
-    """Train a policy and return its directory.
+def train_policy(config: PPOConfig, options: DataOptions | None = None, command: str = "ppo") -> Path:
+    """Train a policy and return its directory; one that fails before its first step leaves none.
+
+    Args:
+        command: what the run is called in its progress bar and `run.json`.
 
     Raises:
         ValueError: something in the settings, the files or the rewards is wrong; the message says what to do.
     """
-    run, done = open_run(config, options)
+    run, done = open_run(config, options, command)
+    main, name = processes.is_main(), command.upper()
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not processes.is_main()) as progress:
-        bar = progress.add_task("PPO", total=config.total_steps, completed=done)
-        run.show = lambda text: progress.update(bar, description=f"PPO  {text:24}")
+    with (
+        run.directory.given_back_without("metrics.jsonl") if main else nullcontext(),
+        Progress(*columns, console=Console(stderr=True), disable=not main) as progress,
+    ):
+        bar = progress.add_task(name, total=config.total_steps, completed=done)
+        run.show = lambda text: progress.update(bar, description=f"{name}  {text:24}")
         if done == 0:
             evaluate(run, 0)
         for step in range(done + 1, config.total_steps + 1):
@@ -147,6 +155,6 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
 def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None = None) -> None:
     """Run `segrew ppo`, or the command that is PPO with other defaults."""
     config, options = parse(command, (PPOConfig, DataOptions), argv, defaults=defaults)
-    path = train_policy(config, options)
+    path = train_policy(config, options, command)
     if processes.is_main():
         Console(stderr=True).print(f"The policy is in {path}; `segrew report --run_dirs {path}` shows what it learned.")

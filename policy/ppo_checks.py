@@ -66,6 +66,9 @@ def _check_ranges(config: "PPOConfig") -> None:
     for name in ("gamma", "lam"):
         if not 0 <= getattr(config, name) <= 1:
             _refuse(config, name, "must lie between 0 and 1.")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(config, name) < 1:
+            _refuse(config, name, "must be at least 0 and below 1.")
     for name in given(("dual_clip", "ratio_threshold")):
         if getattr(config, name) <= 1:
             _refuse(config, name, "must be above 1, the ratio of an unchanged policy.")

@@ -1,7 +1,7 @@
 """The settings of a PPO run, each with the text that `segrew ppo --help` shows."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from policy.code_rewards import CodeExecution
 from policy.engines import EngineSettings
@@ -9,7 +9,7 @@ from policy.estimators import Compat, Estimator, Whitening
 from policy.kl_control import KLController, KLEstimator, KLPlace
 from policy.losses import Ratio, Reduction
 from policy.ppo_checks import check_settings
-from policy.reward_shaping import Interpolation
+from policy.reward_shaping import Interpolation, RewardScale
 from policy.sampling import Sampling
 from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
@@ -28,6 +28,16 @@ RewardRule = Literal["terminal", Rule]
 @dataclass
 class PPOConfig(RuleSettings, CodeExecution, EngineSettings):
     """PPO at any reward and action granularity."""
+
+    HEADINGS: ClassVar = {
+        "model_name_or_path": "Models and rewards",
+        "dataset_name": "Prompts",
+        "output_dir": "The run",
+        "reward_rule": "The two axes",
+        "rollout_batch_size": "Rollouts",
+        "total_steps": "PPO",
+        "learning_rate": "Optimizer",
+    }
 
     # Models
     model_name_or_path: str = arg(
@@ -99,6 +109,9 @@ class PPOConfig(RuleSettings, CodeExecution, EngineSettings):
     )
     interpolation: Interpolation = arg("even", help="How a unit's reward is spread over its tokens.")
     reward_clip: float = arg(10.0, help="Bound on a unit's normalized reward, before it is spread.")
+    reward_scale: RewardScale = arg(
+        "none", help="Divide an answer's rewards by its number of units or of tokens, so that length does not pay."
+    )
     missing_eos_penalty: float | None = arg(None, help="Taken once from the last token of a cut-off answer.")
     truncated_answers: Literal["score", "mask", "bootstrap"] = arg(
         "score",

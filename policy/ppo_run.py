@@ -96,7 +96,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     for path in filter(None, [config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models]):
         find_reward_model(path)
     checkpoint = find_checkpoint(config, options)
-    directory, claim = RunDirectory(config.output_dir), _claim(config, checkpoint)
+    directory, claim = RunDirectory(config.output_dir), _claim(config, options, command, checkpoint)
     if processes.is_main():
         directory.check(**claim)
     loaded = _load(config, options)
@@ -117,16 +117,16 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
         )
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
+    optimizer, scheduler = _optimizer(roles, config)
     _check_answers(config, roles, encoded)
     if processes.is_main():
-        RunDirectory.create(config.output_dir, command=command, config=to_dict(config, options), **claim)
+        RunDirectory.create(config.output_dir, **claim)
         _record(directory.path, loaded, encoded, console)
         _announce(directory, config, roles, axes, sources, evaluators, len(kept), console)
         if config.sampling.warning:
             warnings.warn(config.sampling.warning, stacklevel=2)
     processes.wait()
     accelerator.init_trackers("segrew", config={})
-    optimizer, scheduler = _optimizer(roles, config)
     policy, prepared = _in_precision(accelerator, roles.policy), accelerator.prepare(optimizer)
     critic = None if roles.critic is None else _in_precision(accelerator, roles.critic)
     run = Run(
@@ -137,9 +137,10 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
 
 
-def _claim(config: PPOConfig, checkpoint: Path | None) -> dict[str, bool]:
+def _claim(config: PPOConfig, options: DataOptions, command: str, checkpoint: Path | None) -> dict[str, Any]:
     resume = checkpoint is not None
-    return {"overwrite": config.overwrite_output_dir and not resume, "resume": resume}
+    may = {"overwrite": config.overwrite_output_dir and not resume, "resume": resume}
+    return {"command": command, "config": to_dict(config, options), **may}
 
 
 def _continue(run: Run, checkpoint: Path, optimizer: torch.optim.Optimizer) -> int:

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from policy.experience import Experience, densify
 from policy.gradient_noise import relative_variance, sampled_coordinates
-from policy.losses import policy_loss
 from policy.minibatches import micro_batches_of
 from policy.ppo import collect, positions_of, train_step
 from policy.ppo_config import PPOConfig
 from policy.ppo_run import Run, open_run
 from policy.probe_report import draw, recommend
 from policy.rollout import Rollout
-from policy.scoring import take
+from policy.update import surrogate
 from segrew import processes
 from segrew.config import arg, parse
 from segrew.data_options import DataOptions
@@ -125,20 +124,10 @@ def micro_batch_gradients(
         list(micro_batches_of(rows, rollout.conversations, config.per_device_train_batch_size))
     ):
         conversations = rollout.conversations.select(part)
-        width = max(conversations.lengths)
         with run.accelerator.autocast():
             logprobs, _ = run.roles.policy(conversations, temperature=config.temperature)
         for name, experience in experiences.items():
-            actions = take(experience.units.actions, part, width)
-            loss, _ = policy_loss(
-                logprobs,
-                rollout.logprobs[part, :width],
-                experience.weights[part, :width],
-                actions,
-                clip=config.cliprange,
-                ratio=config.ratio,
-                reduction=config.loss_reduction,
-            )
+            loss, _ = surrogate(config, rollout, experience, part, logprobs)
             grads = torch.autograd.grad(loss, weights, retain_graph=True)
             found[name].append(torch.cat([g.flatten()[at].float() for g, at in zip(grads, places, strict=True)]))
         tokens.append(sum(conversations.lengths))

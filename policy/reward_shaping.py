@@ -15,6 +15,7 @@ from segrew.masking import fill_padding, full_precision
 from segrew.segmentation import Segmentation, segment_by_response
 
 Interpolation = Literal["even", "last", "repeat"]
+RewardScale = Literal["none", "unit", "token"]
 
 
 def spread_rewards(
@@ -42,12 +43,21 @@ def dense_rewards(
     *,
     how: Interpolation = "even",
     clip: float | None = 10.0,
+    scale: RewardScale = "none",
 ) -> Float[Tensor, "b t"]:
-    """interpolation(clamp(r, ±clip))_j, the part of the token rewards that one source of reward pays.
+    """interpolation(clamp(r, ±clip) / scale)_j, the part of the token rewards that one source of reward pays.
 
     Unit rewards are clamped before they are split: afterwards the bound would hardly bind in a long unit.
+
+    Args:
+        scale: divide by the answer's number of units, or of tokens, so that more of them do not pay more; tokens are
+            `length_norm` of the code of 2501.02790.
     """
-    return spread_rewards(unit_rewards if clip is None else unit_rewards.clamp(-clip, clip), segmentation, how=how)
+    rewards = unit_rewards if clip is None else unit_rewards.clamp(-clip, clip)
+    if scale != "none":
+        number = segmentation.counts if scale == "unit" else segmentation.mask.sum(1)
+        rewards = rewards / number.clamp(min=1)[:, None]
+    return spread_rewards(rewards, segmentation, how=how)
 
 
 def shape_rewards(

@@ -13,6 +13,7 @@ from policy.gradient_noise import GradientNoise
 from policy.kl_control import charged_kl, scaled_kl
 from policy.losses import policy_loss, value_loss
 from policy.minibatches import micro_batches_of, mini_batches
+from policy.ppo_config import PPOConfig
 from policy.ppo_run import Run
 from policy.rollout import Rollout
 from policy.scoring import take
@@ -140,18 +141,7 @@ def losses(
     actions = take(experience.units.actions, rows, width)
     with torch.set_grad_enabled(not warming_up):
         logprobs, _ = run.policy(part, temperature=config.temperature)
-    loss, stats = policy_loss(
-        logprobs,
-        rollout.logprobs[rows, :width],
-        experience.weights[rows, :width],
-        actions,
-        clip=config.cliprange,
-        clip_high=config.cliprange_high,
-        dual_clip=config.dual_clip,
-        ratio=config.ratio,
-        reduction=config.loss_reduction,
-        normalizer=sizes[config.loss_reduction],
-    )
+    loss, stats = surrogate(config, rollout, experience, rows, logprobs, sizes[config.loss_reduction])
     share = actions.mask.sum() / sizes["token"]
     shared = {
         "policy/loss": loss.detach(),
@@ -168,6 +158,30 @@ def losses(
     if run.critic is not None:
         on_values = critic_loss(run, rollout, experience, rows, actions, sizes)
         yield config.vf_coef * on_values, {"value/loss": on_values.detach()}
+
+
+def surrogate(
+    config: PPOConfig,
+    rollout: Rollout,
+    experience: Experience,
+    rows: list[int],
+    logprobs: Float[Tensor, "b t"],
+    normalizer: float | None = None,
+) -> tuple[Float[Tensor, ""], Stats]:
+    """Policy loss of some rows of a batch, given what the policy says of them now; see `policy_loss`."""
+    width = logprobs.shape[1]
+    return policy_loss(
+        logprobs,
+        rollout.logprobs[rows, :width],
+        experience.weights[rows, :width],
+        take(experience.units.actions, rows, width),
+        clip=config.cliprange,
+        clip_high=config.cliprange_high,
+        dual_clip=config.dual_clip,
+        ratio=config.ratio,
+        reduction=config.loss_reduction,
+        normalizer=normalizer,
+    )
 
 
 def critic_loss(

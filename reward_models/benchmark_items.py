@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_pair
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
@@ -156,7 +156,6 @@ def score_items(
         cuts.append(segmentation)
         scored.update(zip(rows, reward_model.describe(segmentation, readings, part, texts), strict=True))
     warn_of_fallbacks(cuts)
-    refuse_non_finite(list(scored.values()))
     return [
         ScoredItem(item, [scored[row] for row in rows], cut)
         for item, rows, cut in zip(items, encoded.rows, encoded.cut, strict=True)

@@ -1,14 +1,17 @@
 """`segrew.json`: what a checkpoint's weights do not say about how it is to be read."""
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from segrew.aggregation import Aggregator
+from segrew.embedded_model import lasting_name
 from segrew.encoding import Overlong
 from segrew.run_directory import read_json, versions, write_json
 from segrew.segmentation import ReadPosition, SegmentationConfig
 
 CARD_FILE = "segrew.json"
+_FROM_HERE = "base_model_from_here"  # finds a model that was moved together with its reward model
 _NOT_FIELDS = ("fingerprint", "chat_template")  # derived; written by the first version, and read by nothing
 
 
@@ -57,10 +60,14 @@ class RewardModelCard:
 
     def save(self, directory: Path) -> None:
         """Write `segrew.json`."""
+        base_model = lasting_name(self.base_model)
         content = asdict(self) | {
             "segmentation": self.segmentation.to_dict(),
+            "base_model": base_model,
             "fingerprint": self.fingerprint,
         }
+        if Path(base_model).is_dir():
+            content[_FROM_HERE] = os.path.relpath(base_model, directory)
         write_json(directory / CARD_FILE, content)
 
     @classmethod
@@ -75,7 +82,11 @@ class RewardModelCard:
                 f"{directory} is no reward-model directory: it has no {CARD_FILE}. Train one with `segrew train-rm`."
             )
         content = read_json(directory / CARD_FILE)
+        from_here = content.pop(_FROM_HERE, None)
         try:
+            named = Path(content["base_model"])
+            if from_here and named.is_absolute() and not named.is_dir() and (directory / from_here).is_dir():
+                content["base_model"] = lasting_name(str(directory / from_here))
             segmentation = SegmentationConfig.from_dict(content.pop("segmentation"))
             settings = {name: value for name, value in content.items() if name not in _NOT_FIELDS}
             return cls(segmentation=segmentation, **settings)

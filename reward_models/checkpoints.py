@@ -47,7 +47,7 @@ def load_classifier(
         ValueError: no model there, an encoder, or a checkpoint whose head is missing.
     """
     path = resolve_model(str(name_or_path))
-    options: dict[str, Any] = {"num_labels": 1, "dtype": dtype}
+    options: dict[str, Any] = {"num_labels": 1, "dtype": dtype, "trust_remote_code": False}
     model: Any
     missing, unexpected = list[str](), set[str]()
     try:
@@ -193,6 +193,6 @@ def write_for_older_readers(directory: Path) -> None:
 def config_of(name_or_path: str) -> Any:
     """Return a model's configuration without its weights."""
     try:
-        return AutoConfig.from_pretrained(resolve_model(name_or_path))
+        return AutoConfig.from_pretrained(resolve_model(name_or_path), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"no model at '{name_or_path}': {str(error).splitlines()[0]}") from None

@@ -45,7 +45,7 @@ def reward_function(
         if stop_ids is not None and columns.get("completion_ids") is not None:
             finished = [any(int(i) in stop_ids for i in ids[-1:]) for ids in columns["completion_ids"]]
         scored = model.score([row[0] for row in rows], [row[1] for row in rows], batch_size, finished=finished)
-        return _finite([record.score for record in scored], name)
+        return [record.score for record in scored]
 
     score.__name__ = name
     return score
@@ -69,13 +69,6 @@ def _prompt_and_response(prompt: Any, completion: Any, where: str) -> tuple[list
     return messages + turns[:-1], turns[-1]["content"]
 
 
-def _finite(scores: list[float], name: str) -> list[float]:
-    for i, score in enumerate(scores):
-        if not torch.isfinite(torch.tensor(score)):
-            raise ValueError(f"reward '{name}' of sample {i} is {score}; training on it would poison the whole batch.")
-    return scores
-
-
 class RewardBenchPipeline:
     """What the `rewardbench` program calls on batches of conversations, which come as text or as messages."""
 
@@ -89,7 +82,7 @@ class RewardBenchPipeline:
         scored = self.reward_model.score(
             [row[0] for row in rows], [row[1] for row in rows], options.get("batch_size", 16)
         )
-        return torch.tensor(_finite([record.score for record in scored], "rewardbench"))
+        return torch.tensor([record.score for record in scored])
 
 
 def split_conversation(sample: Any, chat: ChatFormat) -> tuple[list[Message] | str, str]:

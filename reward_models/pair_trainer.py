@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
+from rich.progress import Progress
 from torch import Tensor, nn
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from reward_models.card import RewardModelCard
@@ -104,6 +106,7 @@ class PairTrainer(Trainer):
     Args:
         center_rewards_coefficient: see `reward_model_loss`.
         num_print_samples: pairs written to `scored_pairs/` at each evaluation.
+        bar: where to show progress, and in words what is logged.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class PairTrainer(Trainer):
         *,
         center_rewards_coefficient: float | None = None,
         num_print_samples: int = 0,
+        bar: Progress | None = None,
         **options: Any,
     ):
         super().__init__(model, data_collator=collate, compute_metrics=self._metrics, **options)
@@ -123,7 +127,11 @@ class PairTrainer(Trainer):
             )
         self.run, self.num_print_samples = run, num_print_samples
         self.center_rewards_coefficient = center_rewards_coefficient
+        for theirs in (ProgressCallback, PrinterCallback):  # bars and dicts
+            self.remove_callback(theirs)
         self.add_callback(_KeepLog(run))
+        if bar is not None:
+            self.add_callback(_ShowProgress(bar))
 
     def _scores(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, "b"]:
         return model(conversations=inputs["conversations"], unit_ids=inputs["unit_ids"])
@@ -175,6 +183,44 @@ class _KeepLog(TrainerCallback):
         """Append the line."""
         if state.is_world_process_zero and logs:
             self.run.append("metrics.jsonl", _line({"step": state.global_step, **logs}))
+
+
+class _ShowProgress(TrainerCallback):
+    """Move a bar, and print every log line of the Trainer in words."""
+
+    def __init__(self, bar: Progress):
+        self.bar = bar
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Begin where the run does."""
+        self.task = self.bar.add_task("Training", total=state.max_steps, completed=state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """One update more."""
+        self.bar.update(self.task, completed=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Print the line."""
+        if state.is_world_process_zero and logs:
+            self.bar.console.print(in_words(state.global_step, logs), highlight=False)
+
+
+def in_words(step: int, logs: dict[str, Any]) -> str:
+    """Say what the Trainer logs of a step, of an evaluation, or of the whole training."""
+    if "eval_loss" in logs:
+        return (
+            f"step {step}: held-out loss {logs['eval_loss']:.4f}, accuracy {logs['eval_accuracy']:.3f}, margin "
+            f"{logs['eval_margin']:+.3f}, ties {logs['eval_ties']:.0f}"
+        )
+    if "train_runtime" in logs:
+        took = timedelta(seconds=round(logs["train_runtime"]))
+        return (
+            f"{step} updates in {took}, {logs['train_samples_per_second']:.2f} pairs a second; mean loss "
+            f"{logs['train_loss']:.4f}"
+        )
+    names = {"loss": ("loss", ".4f"), "grad_norm": ("gradient norm", ".3g"), "learning_rate": ("rate", ".3g")}
+    said = [f"{name} {float(logs[key]):{form}}" for key, (name, form) in names.items() if key in logs]
+    return f"step {step}: {', '.join(said)}"
 
 
 def _line(entry: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from segrew import processes
 from segrew.config import arg, parse, to_dict
 from segrew.data_options import DataOptions
 from segrew.language_models import TOKENS_PER_BATCH, model_fingerprint, plain_model
-from segrew.run_directory import RunDirectory, read_json, read_jsonl, write_jsonl
+from segrew.run_directory import RunDirectory, read_json, read_jsonl, require_same_settings, write_jsonl
 from segrew.sources import DataRecord, write_records
 
 ANSWERS_PER_CHUNK = 256
@@ -87,6 +87,11 @@ def run_benchmark(
     if config.prior_sets:
         prior, prior_sources = read_prior_sets(config.prior_sets, options)
         items, sources = items + prior, sources + prior_sources
+    if config.benchmark == "localisation" and not any(item.spans for item in items):
+        raise ValueError(
+            f"{config.source[0]}: none of {len(items)} answers has a marked error (column 'spans', or 'faults' of a "
+            "pair), so there is nothing to locate; --benchmark pairs takes pairs without marks."
+        )
     others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
@@ -177,14 +182,9 @@ def open_benchmark(
     settings, directory = scoring_settings(config, items, reward_model), Path(config.output_dir)
     resume = (directory / SETTINGS_FILE).is_file() and not config.overwrite_output_dir
     if resume:
-        earlier = read_json(directory / SETTINGS_FILE)
-        matter = [key for key in settings if key not in ("reward_model", "dataset", "split")]  # hashes say more
-        differing = [f"{k} {earlier.get(k)!r}, now {settings[k]!r}" for k in matter if earlier.get(k) != settings[k]]
-        if differing:
-            raise ValueError(
-                f"--output_dir {directory} holds scores made with other settings ({'; '.join(differing)}); name a new "
-                "directory, or replace it with --overwrite_output_dir true."
-            )
+        hashed = ("reward_model", "dataset", "split")  # hashes say more
+        matter = {name: value for name, value in settings.items() if name not in hashed}
+        require_same_settings(read_json(directory / SETTINGS_FILE), matter, directory)
     run = RunDirectory.create(
         directory,
         command="rewardbench",

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel, refuse_non_finite
+from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
 from segrew import processes
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
@@ -124,7 +124,6 @@ def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], lis
         templates=[answer.template for answer in own],
     )
     scored = processes.gather_list(scored)
-    refuse_non_finite(scored)
     fitted = Counter(f"with {part} cut to fit" for result in scored for part in result.cut)
     return answers, scored, DataRecord("scored", "answers", len(scored), sources, fitted)
 
@@ -132,17 +131,14 @@ def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], lis
 def main(argv: list[str]) -> None:
     """Run `segrew score`."""
     config, output, options = parse("score", (ScoreConfig, ScoreOutput, DataOptions), argv)
-    run = RunDirectory(output.output_dir)
-    run.check(overwrite=output.overwrite_output_dir)
+    claim: dict[str, Any] = {
+        "command": "score", "config": to_dict(config, output, options), "overwrite": output.overwrite_output_dir
+    }  # fmt: skip
+    RunDirectory(output.output_dir).check(**claim)
     answers, scored, record = _score(config, options)
     if not processes.is_main():
         return
-    run = RunDirectory.create(
-        output.output_dir,
-        command="score",
-        config=to_dict(config, output, options),
-        overwrite=output.overwrite_output_dir,
-    )
+    run = RunDirectory.create(output.output_dir, **claim)
     write_records(run.path, [record])
     records = [score_record(answer, result) for answer, result in zip(answers, scored, strict=True)]
     write_jsonl(run.path / "scores.jsonl", records)

@@ -75,21 +75,6 @@ class ScoredResponse:
     cut: tuple[str, ...] = ()
 
 
-def refuse_non_finite(scored: list[ScoredResponse]) -> None:
-    """Stop before scores that are no numbers are written down as results.
-
-    Raises:
-        ValueError: naming the first such response.
-    """
-    for record in scored:
-        if not math.isfinite(record.score):
-            text = "".join(segment.text for segment in record.segments)
-            raise ValueError(
-                f"the reward model gave the score {record.score} to {text[:60]!r}: its weights hold numbers that are "
-                "not finite, or overflow. Restore its files, or train it again."
-            )
-
-
 class SegmentRewardModel:
     """A trained reward model with its tokenizer, card and normalizer.
 
@@ -209,6 +194,11 @@ class SegmentRewardModel:
         if self._segmenter is None:
             if not self.segmenter_fingerprint:
                 raise ValueError(f"{self.card.base_model} names no model that cuts responses; pass base_model=… to it.")
+            if Path(self.card.base_model).is_absolute() and not Path(self.card.base_model).is_dir():
+                raise ValueError(
+                    f"the model that cuts this reward model's responses is no longer in {self.card.base_model}; put it "
+                    f"back there, or write where it is now as base_model into {CARD_FILE}."
+                )
             device = next(self.model.parameters()).device
             model = load_causal_lm(self.card.base_model, device=device)
             if model_fingerprint(model) != self.card.segmenter_fingerprint:
@@ -308,7 +298,6 @@ class SegmentRewardModel:
         """Encode a response to a prompt within `max_length`.
 
         Args:
-            batch_size: responses of one forward pass at most; None for no limit but that of its tokens.
             finished: False for a response that was cut off, and so has no stop token.
             template: further arguments of the chat template, such as tools.
         """
@@ -341,7 +330,8 @@ class SegmentRewardModel:
             max_tokens: of one forward pass, each prompt counted once.
 
         Raises:
-            ValueError: the two lists differ in length, or the normalizer was fitted for another rule.
+            ValueError: the two lists differ in length, the normalizer was fitted for another rule, or a score is no
+                number.
         """
         if len(prompts) != len(responses):
             raise ValueError(f"{len(prompts)} prompts for {len(responses)} responses; give one each.")
@@ -375,6 +365,9 @@ class SegmentRewardModel:
 
         Args:
             texts: the responses' own text; None, of all or of one, takes the text of its ids.
+
+        Raises:
+            ValueError: a score is no number, so that none is written down as a result; the message has its text.
         """
         rewards, scores, locations = readings.rewards, readings.scores.tolist(), segmentation.locations
         normalized = self.normalizer.normalize(rewards, segmentation).tolist() if self.normalizer else None
@@ -389,6 +382,11 @@ class SegmentRewardModel:
             ids = conversations.responses[b]
             own = texts[b] if texts else None
             text = self.chat.decode(ids) if own is None else own
+            if not math.isfinite(scores[b]):
+                raise ValueError(
+                    f"the reward model gave the score {scores[b]} to {text[:60]!r}: its weights hold numbers that are "
+                    "not finite, or overflow. Restore its files, or train it again."
+                )
             spans = self.chat.cut_text(ids, ends[:count], own)
             segments = [
                 Segment(

@@ -1,11 +1,14 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
+import pickle
+from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 from torch import Tensor, nn
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
@@ -27,7 +30,7 @@ from segrew.language_models import load_tokenizer
 from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
-from segrew.run_directory import RunDirectory
+from segrew.run_directory import RUN_FILE, RunDirectory, read_json, require_same_settings
 from segrew.sources import names_of, write_records
 
 
@@ -82,11 +85,23 @@ def _train_head(prepared: Prepared, model: Any, config: RewardModelConfig, run: 
     return metrics
 
 
-def _checkpoint_of(args: TrainingArguments) -> str | None:
+# What a resumed run may change without ceasing to be the same run, and what of the Trainer's own it may not.
+FREE_ON_RESUME = {
+    "overwrite_output_dir", "num_print_samples", "lora_merge", "eval_dataset_name", "dataset_test_split",
+    "max_tokens_per_batch",
+}  # fmt: skip
+KEPT_ON_RESUME = (
+    "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay",
+    "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "seed", "data_seed", "bf16", "fp16",
+)  # fmt: skip
+
+
+def _checkpoint_of(config: RewardModelConfig, args: TrainingArguments, options: DataOptions) -> str | None:
     """Return the training checkpoint to go on from, if one is asked for.
 
     Raises:
-        ValueError: there is none, or it lacks its head.
+        ValueError: there is none, it lacks its head, or it was made with other settings.
     """
     wanted = args.resume_from_checkpoint
     if not wanted:
@@ -99,6 +114,13 @@ def _checkpoint_of(args: TrainingArguments) -> str | None:
             f"{args.output_dir} are its folders checkpoint-N (--save_strategy says when they are written)."
         )
     require_head(Path(wanted))
+    record = Path(wanted).parent / RUN_FILE
+    if not record.is_file():
+        raise ValueError(f"--resume_from_checkpoint {wanted}: lies in no run, whose {RUN_FILE} would say its settings.")
+    own = {name: value for name, value in to_dict(config, options).items() if name not in FREE_ON_RESUME}
+    of_trainer = args.to_dict()
+    matter = own | {name: of_trainer[name] for name in KEPT_ON_RESUME}
+    require_same_settings(read_json(record)["config"], matter, wanted)
     return str(wanted)
 
 
@@ -109,22 +131,30 @@ def _train_with_trainer(
     args: TrainingArguments,
     run: RunDirectory,
     checkpoint: str | None,
+    console: Console,
 ) -> tuple[dict[str, float], dict[str, Tensor] | None]:
     """Train; return the metrics, and all weights where processes divide them."""
     args = copy(args)
     args.push_to_hub = False  # the finished directory is pushed, not what lies there on the way
     args.use_liger_kernel = False  # it is in the layers; the Trainer would put a language model's forward above them
-    with scores_as_forward(model, prepared.card):
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, disable=bool(args.disable_tqdm) or console.quiet)
+    with bar, scores_as_forward(model, prepared.card):
         trainer = PairTrainer(
             model,
             run,
             center_rewards_coefficient=config.center_rewards_coefficient,
             num_print_samples=config.num_print_samples,
+            bar=bar,
             args=args,
             train_dataset=prepared.train,
             eval_dataset=prepared.test,
         )
-        trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except pickle.UnpicklingError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"{checkpoint}: a file holds more than plain data, or is damaged ({reason})") from None
         metrics = trainer.evaluate() if prepared.test is not None else {}
         return metrics, trainer.whole_weights()
 
@@ -160,13 +190,16 @@ def _fit(
     args: TrainingArguments,
     run: RunDirectory,
     checkpoint: str | None,
+    console: Console,
 ) -> tuple[nn.Module, dict[str, float]]:
+    if args.use_liger_kernel:
+        apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     model = _trainable(model, config)
     if args.use_liger_kernel:
         apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     if config.tune == "head":
         return model, _train_head(prepared, model, config, run)
-    metrics, whole = _train_with_trainer(prepared, model, config, args, run, checkpoint)
+    metrics, whole = _train_with_trainer(prepared, model, config, args, run, checkpoint, console)
     if whole:
         model = _trainable(load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32), config)
         model.load_state_dict(whole)
@@ -203,17 +236,18 @@ def train_reward_model(
     first = processes.is_main()
     console = console or Console(quiet=not first)
     assert args.output_dir is not None
-    run = RunDirectory(args.output_dir)
-    may: dict[str, bool] = {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
+    run, options = RunDirectory(args.output_dir), options or DataOptions()
+    claim: dict[str, Any] = {"command": "train-rm", "config": to_dict(config, args, options)}
+    claim |= {"overwrite": config.overwrite_output_dir, "resume": bool(args.resume_from_checkpoint)}
     if first:
-        run.check(**may)
+        run.check(**claim)
     if config.tune == "head" and args.resume_from_checkpoint:
         raise ValueError(
             "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
         )
-    checkpoint = None if config.tune == "head" else _checkpoint_of(args)
+    checkpoint = None if config.tune == "head" else _checkpoint_of(config, args, options)
     repository = claim_repository(args) if args.push_to_hub and first else None
-    options, tokenizer = options or DataOptions(), load_tokenizer(config.model_name_or_path)
+    tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)
     loaded = load_pairs(config, options, args.seed, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
@@ -221,10 +255,11 @@ def train_reward_model(
     with args.main_process_first(desc="reading the segmenter"):  # the others find its entropies in the cache
         prepared = prepare(config, args, chat, loaded, console)
     if first:
-        RunDirectory.create(args.output_dir, command="train-rm", config=to_dict(config, args, options), **may)
+        RunDirectory.create(args.output_dir, **claim)
         write_records(run.path, data_records(loaded, (prepared.train, prepared.test)))
     model.to(next(prepared.segmenter.parameters()).device)
-    model, metrics = _fit(prepared, model, config, args, run, checkpoint)
+    with run.given_back_without("metrics.jsonl") if first else nullcontext():
+        model, metrics = _fit(prepared, model, config, args, run, checkpoint, console)
     summary = _report(metrics, prepared, config, console)
     reward_model = SegmentRewardModel(model.eval(), prepared.chat, prepared.card, segmenter=prepared.segmenter)
     if not first:

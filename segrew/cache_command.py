@@ -3,8 +3,8 @@
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -37,22 +37,23 @@ class CacheConfig:
         ]
 
 
-def _table(listed: list[Entry], where: Path) -> Table:
+def _table(listed: list[Entry]) -> Table:
     groups: dict[tuple[str, str, bool], list[Entry]] = {}
     for entry in listed:
         groups.setdefault((entry.model, entry.dtype, entry.has_states), []).append(entry)
-    columns = ("dtype", "holds", "entries", "responses", "MB", "written")
-    table = Table(Column("model", overflow="fold"), *columns, title=f"Features of frozen models in {where}")
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("entries", "responses", "MB")]
+    kinds = [Column(name, no_wrap=True) for name in ("dtype", "states")]
+    table = Table(Column("model", overflow="fold"), *kinds, *numbers, Column("written", min_width=13), box=box.SIMPLE)
     for (model, dtype, has_states), group in groups.items():
         days = sorted(time.strftime("%Y-%m-%d", time.localtime(entry.written)) for entry in group)
         table.add_row(
             model or "unknown",
             dtype,
-            "entropies and states" if has_states else "entropies",
+            "yes" if has_states else "no",
             str(len(group)),
             str(sum(entry.rows for entry in group)),
             f"{sum(entry.size for entry in group) / 1e6:.1f}",
-            days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}",
+            days[0] if days[0] == days[-1] else f"{days[0]} to\n{days[-1]}",
         )
     return table
 
@@ -62,7 +63,8 @@ def main(argv: list[str]) -> None:
     (config,) = parse("cache", (CacheConfig,), argv)
     console, listed, model = Console(), config.chosen(), converted_model()
     if listed:
-        console.print(_table(listed, cache_directory()))
+        console.print(f"Entropies of frozen models, some with hidden states, in {cache_directory()}", soft_wrap=True)
+        console.print(_table(listed))
     else:
         console.print(f"No such entries in {cache_directory()}.")
     if model.exists():

@@ -4,16 +4,17 @@ A YAML file is read as if its keys had been typed before the flags, so every val
 parser, flags win over the file, and `1e-5` is a number in both.
 """
 
+import argparse
 import dataclasses
 import difflib
 import json
 import math
+import re
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
-T = TypeVar("T")
 _COUNTS = ("batch_size", "tokens_per_batch", "max_pairs", "max_prompts", "max_rows", "max_per_subset")  # at least 1
 
 
@@ -36,20 +37,25 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
     """Read a flat YAML mapping.
 
+    Args:
+        flag: that names the file, for messages.
+
     Raises:
-        ValueError: the file is missing, not YAML, not a mapping, or repeats a key.
+        ValueError: the file cannot be read, is not YAML, not a mapping, or repeats a key.
     """
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except FileNotFoundError:
-        raise ValueError(f"--config {path}: no such file.") from None
+        raise ValueError(f"{flag} {path}: no such file.") from None
+    except OSError as error:
+        raise ValueError(f"{flag} {path}: cannot be read ({error.strerror}); name a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"--config {path}: not readable as YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{flag} {path}: not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"--config {path}: expected `name: value` lines, found {type(content).__name__}.")
+        raise ValueError(f"{flag} {path}: expected `name: value` lines, found {type(content).__name__}.")
     return {str(name): value for name, value in content.items()}
 
 
@@ -84,6 +90,8 @@ def _check_numbers(configs: tuple) -> None:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if number and field.name.endswith("learning_rate") and value < 0:
                 raise ValueError(f"--{field.name} {value}: must not be negative.")
+            if number and field.name in ("seed", "data_seed") and not 0 <= value < 2**32:
+                raise ValueError(f"--{field.name} {value}: must be at least 0 and below 2**32, as numpy wants it.")
             if number and field.name.endswith(_COUNTS) and value < 1:
                 raise ValueError(f"--{field.name} {value}: must be at least 1.")
 
@@ -109,6 +117,53 @@ def _turned_off(settings: dict[str, Any], classes: tuple[Any, ...]) -> dict[str,
     return dict.fromkeys(off)
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """One name for each flag with the kind of its value; choices and a default as words of its help."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        kinds = {"int": "N", "float": "X", "string_to_bool": "true|false"}
+        kind = kinds.get(getattr(action.type, "__name__", ""), "NAME")
+        return f"{action.option_strings[0]} {kind}" + " …" * (action.nargs in ("+", "*"))
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if action.choices:
+            text += f" ({', '.join(map(str, action.choices))})"
+        if default in (None, "", [], argparse.SUPPRESS):
+            return text
+        words = default if isinstance(default, list) else [str(default).lower() if action.nargs == "?" else default]
+        return f"{text} [" + " ".join(map(str, words)).replace("%", "%%") + "]"
+
+
+def _headings(cls: Any) -> dict[str, list[str]]:
+    """Names of a dataclass's fields under the headings of its help: its own first, then those of its bases.
+
+    A class with `HEADINGS` (first field of a section: heading) has them in that order; another one's is its docstring.
+    """
+    sections: dict[str, list[str]] = {}
+    known, seen = {field.name for field in dataclasses.fields(cls)}, set[str]()
+    for owner in cls.__mro__:
+        headings = vars(owner).get("HEADINGS", {})
+        sections |= {heading: [] for heading in headings.values()}
+        heading = re.split(r"[;:]|\.(?:\s|$)", (owner.__doc__ or owner.__name__).strip())[0]
+        for name in vars(owner).get("__annotations__", {}):
+            heading = headings.get(name, heading)
+            if name in known - seen:
+                seen.add(name)
+                sections.setdefault(heading, []).append(name)
+    return sections
+
+
+def _group_help(parser: argparse.ArgumentParser, classes: tuple[Any, ...]) -> None:
+    """Sort the flags under headings; `--no_…`, which means `--… false`, goes unlisted."""
+    listed = {action.dest: action for action in reversed(parser._actions)}
+    parser._action_groups.clear()
+    for cls in classes:
+        for heading, names in _headings(cls).items():
+            group = parser.add_argument_group(heading)
+            group._group_actions += [listed[name] for name in names]
+
+
 def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: dict[str, Any] | None = None) -> tuple:
     """Build one instance of each dataclass from `--config FILE.yaml` and flags; flags win.
 
@@ -122,7 +177,9 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
 
     fields = [field for cls in classes for field in dataclasses.fields(cls)]
     types = [field.type for field in fields]
-    parser = HfArgumentParser(classes, prog=f"segrew {command}", allow_abbrev=False)
+    usage = f"segrew {command} [--config FILE.yaml] [--name value ...]"
+    parser = HfArgumentParser(classes, usage=usage, formatter_class=_HelpFormatter, allow_abbrev=False)
+    _group_help(parser, classes)
     for field, kind in zip(fields, types, strict=True):  # it takes `| None` out of fields that other configs inherit
         field.type = kind
     computed = {f.name: f.default_factory() for f in fields if f.type is bool and callable(f.default_factory)}
@@ -154,13 +211,6 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
         refuse(f"unexpected '{stray[0]}'; settings are written --name value.")
     _check_numbers(tuple(parsed))
     return tuple(parsed)
-
-
-def defaults_of(cls: type[T], **changes: Any) -> T:
-    """Build a config in code with the same checks as on the command line."""
-    config = cls(**changes)
-    _check_numbers((config,))
-    return config
 
 
 def to_dict(*configs: Any) -> dict[str, Any]:

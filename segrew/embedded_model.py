@@ -23,9 +23,14 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segrew"
 
 
+def lasting_name(name_or_path: str) -> str:
+    """Return a name that holds in any working directory: a local directory's whole path, another name as it is."""
+    return os.path.abspath(name_or_path) if Path(name_or_path).is_dir() else name_or_path
+
+
 def resolve_model(name_or_path: str) -> str:
     """Return where to load a model from; only the embedded default needs more than its own name."""
-    return str(_embedded_model()) if name_or_path == EMBEDDED_MODEL else name_or_path
+    return str(_embedded_model()) if name_or_path == EMBEDDED_MODEL else lasting_name(name_or_path)
 
 
 def converted_model() -> Path:

@@ -54,9 +54,12 @@ def load_tokenizer(name_or_path: str) -> Any:
     if base is not None and not (Path(name_or_path) / "tokenizer_config.json").is_file():
         return load_tokenizer(base)
     try:
-        return AutoTokenizer.from_pretrained(resolve_model(name_or_path))
+        return AutoTokenizer.from_pretrained(resolve_model(name_or_path), trust_remote_code=False)
     except OSError as error:
         raise ValueError(f"no tokenizer at '{name_or_path}': {str(error).splitlines()[0]}") from None
+    except Exception as error:  # of a damaged file, tokenizers knows no narrower one
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"no tokenizer can be read from '{name_or_path}': {reason[:300]}") from None
 
 
 def load_causal_lm(
@@ -84,6 +87,7 @@ def load_causal_lm(
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             resolve_model(name_or_path),
+            trust_remote_code=False,
             dtype=dtype or best_dtype(device),
             output_loading_info=True,
         )

@@ -30,9 +30,12 @@ def masked_whiten(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> F
     x = fill_padding(x, mask)
     if x.numel() == 0:
         return x
+    # Whitening does not depend on the scale; in units of the largest value no square overflows or vanishes.
+    largest = x.detach().abs().amax()
+    scaled = x / torch.where(largest > 0, largest, 1.0)
     # Measured from one of its own values, a constant x is exactly 0, without a rounding error to blow up.
-    pivot = x.detach().masked_fill(~mask, -torch.inf).amax()
-    shifted = fill_padding(x - pivot, mask)
+    pivot = scaled.detach().masked_fill(~mask, -torch.inf).amax()
+    shifted = fill_padding(scaled - pivot, mask)
     centred = fill_padding(shifted - masked_mean(shifted, mask), mask)
     variance = masked_mean(centred.square(), mask)
     whitened = centred * torch.where(variance > 0, variance, 1.0).rsqrt()

@@ -84,6 +84,13 @@ def as_messages(value: Any, where: str, column: str) -> list[Message]:
     raise ValueError(f"{where}: column '{column}' is neither text nor a list of role/content messages.")
 
 
+def says_something(prompt: list[Message]) -> bool:
+    """Whether every message is text or calls a tool, and the user's last one is not blank."""
+    texts = all(isinstance(m["content"], str) or m.get("tool_calls") for m in prompt)
+    blank = bool(prompt) and prompt[-1]["role"] == "user" and not (prompt[-1]["content"] or "").strip()
+    return texts and not blank
+
+
 def template_arguments(row: Row, where: str) -> dict[str, Any]:
     """Return what a row gives its chat template: TRL's `chat_template_kwargs` and `tools` (a list, or JSON of one).
 
@@ -138,7 +145,7 @@ _OTHER_NAMES = {"question", "instruction", "input", "query", "messages", "conver
 
 def _check_usable(row: Row, where: str, prompt: list[Message], chosen: Any, rejected: Any) -> None:
     """Raise `Unusable` with the reason why a pair cannot be used, if there is one."""
-    if any(not isinstance(m["content"], str) and not m.get("tool_calls") for m in prompt):
+    if not says_something(prompt):
         raise Unusable("no text in the prompt")
     if not all(isinstance(text, str) and text.strip() for text in (chosen, rejected)):
         raise Unusable("empty answer")

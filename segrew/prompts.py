@@ -8,7 +8,7 @@ from segrew.chat import ChatFormat, Message
 from segrew.data_options import DataOptions
 from segrew.dataset_formats import Row, Unusable
 from segrew.encoding import Overlong
-from segrew.preferences import as_messages, common_prompt, template_arguments
+from segrew.preferences import as_messages, common_prompt, says_something, template_arguments
 from segrew.sources import Source, load, prompt_key
 
 _NOT_COLUMNS = {"prompt", "messages", "chosen", "rejected", "tools", "chat_template_kwargs"}
@@ -61,7 +61,7 @@ def prompt_of(row: Row, where: str) -> Prompt:
         ValueError: the row has another shape; the message names file and line.
     """
     messages = _messages_of(row, where)
-    if not messages or any(not isinstance(m["content"], str) and not m.get("tool_calls") for m in messages):
+    if not messages or not says_something(messages):
         raise Unusable("no text in the prompt")
     columns = {column: value for column, value in row.items() if column not in _NOT_COLUMNS}
     return Prompt(messages, columns, template_arguments(row, where), where)

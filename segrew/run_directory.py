@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,24 @@ def read_jsonl(path: str | Path) -> list[dict]:
     return rows
 
 
+def require_same_settings(before: dict[str, Any], now: dict[str, Any], where: str | Path) -> None:
+    """Refuse to go on from what was made with other settings.
+
+    Args:
+        before: as a run wrote them down. now: those that matter.
+
+    Raises:
+        ValueError: naming each that differs, with both values.
+    """
+    now = json.loads(json.dumps(now))  # as it was written
+    differing = [f"{k} {before.get(k)!r}, now {value!r}" for k, value in now.items() if before.get(k) != value]
+    if differing:
+        raise ValueError(
+            f"{where} was made with other settings ({'; '.join(differing)}); go on with the same ones, name a new "
+            "--output_dir, or replace the run with --overwrite_output_dir true."
+        )
+
+
 class RunDirectory:
     """A run's output directory, which never overwrites another run unless told to."""
 
@@ -85,16 +105,11 @@ class RunDirectory:
         """Claim `path` for a run and record its settings in `run.json`.
 
         Raises:
-            ValueError: the directory holds another run, or files that no run of segrew made.
+            ValueError: see `check`.
         """
         run = cls(path)
-        used = run.check(overwrite=overwrite, resume=resume)
-        if used and resume and (before := read_json(run.path / RUN_FILE)["command"]) != command:
-            raise ValueError(
-                f"--output_dir {path} holds a run of `segrew {before}`; `segrew {command}` cannot resume it."
-            )
+        used = run.check(command=command, config=config, overwrite=overwrite, resume=resume)
         if used and not resume:
-            run._refuse_inputs(config)
             shutil.rmtree(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         if not (used and resume):
@@ -103,16 +118,19 @@ class RunDirectory:
             run.write_json(RUN_FILE, record)
         return run
 
-    def check(self, *, overwrite: bool = False, resume: bool | None = None) -> bool:
+    def check(
+        self, *, command: str, config: dict[str, Any], overwrite: bool = False, resume: bool | None = None
+    ) -> bool:
         """Return whether the directory holds a run, which the caller may then replace or continue.
 
         Args:
             resume: None where the command cannot continue a run.
 
-        Long work calls this before it begins, and `create` when it has something to write.
+        Long work calls this before it begins, and `create` with the same arguments when it has something to write.
 
         Raises:
-            ValueError: it may not, or the files there were made by no run of segrew.
+            ValueError: it may not: the run is of another command, or holds what this one reads, or the files there
+                were made by no run of segrew.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"--output_dir {self.path} is a file; name a directory.")
@@ -125,7 +143,27 @@ class RunDirectory:
                 f"--output_dir {self.path} already holds a run; name a new directory, {again}or replace it with "
                 "--overwrite_output_dir true."
             )
+        if used and resume and (before := read_json(self.path / RUN_FILE).get("command")) != command:
+            raise ValueError(
+                f"--output_dir {self.path} holds a run of `segrew {before}`; `segrew {command}` cannot resume it."
+            )
+        if used and not resume:
+            self._refuse_inputs(config)
         return used
+
+    @contextmanager
+    def given_back_without(self, name: str) -> Iterator[None]:
+        """Remove the directory again where the work inside fails before the file `name` has a line.
+
+        Nothing is lost by it, and the next try finds the directory free.
+        """
+        try:
+            yield
+        except BaseException:
+            path = self.path / name
+            if not (path.exists() and path.stat().st_size) and not any(self.path.glob("checkpoint-*")):
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def _refuse_inputs(self, config: dict[str, Any]) -> None:
         """Refuse to delete what the run itself is to read."""

@@ -49,7 +49,10 @@ def main(argv: list[str]) -> None:
     """Run `segrew segment`."""
     config, options = parse("segment", (SegmentConfig, DataOptions), argv)
     console, rule = Console(), config.segmentation()
-    RunDirectory(config.output_dir).check(overwrite=config.overwrite_output_dir)
+    claim: dict[str, Any] = {
+        "command": "segment", "config": to_dict(config, options), "overwrite": config.overwrite_output_dir
+    }  # fmt: skip
+    RunDirectory(config.output_dir).check(**claim)
     limits: dict[str, Any] = {"limit": config.max_pairs, "seed": config.seed}
     loaded = load_preferences(config.dataset_name, config.dataset_split, options, **limits)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
@@ -57,9 +60,7 @@ def main(argv: list[str]) -> None:
     if not pairs:
         raise ValueError(f"--max_length {config.max_length}: none of {len(loaded.pairs)} pairs is left; raise it.")
     model = load_causal_lm(config.model_name_or_path) if rule.needs_model else None
-    run = RunDirectory.create(
-        config.output_dir, command="segment", config=to_dict(config, options), overwrite=config.overwrite_output_dir
-    )
+    run = RunDirectory.create(config.output_dir, **claim)
     record = DataRecord("segmented", "pairs", len(pairs), loaded.sources, fitted)
     console.print(str(record), highlight=False, markup=False, soft_wrap=True)
     write_records(run.path, [record])

@@ -83,6 +83,41 @@ def test_alpaca_eval_is_a_json_list_and_its_dataset_is_optional(tmp_path):
     assert (path.name, second["dataset"]) == ("model_outputs.json", "helpful_base")
 
 
+def test_alpaca_eval_itself_reads_and_ranks_the_file(tmp_path, monkeypatch):
+    """Its whole evaluation, but for the judge: here the longer answer wins."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    alpaca_eval = pytest.importorskip("alpaca_eval")
+
+    class Longer(alpaca_eval.annotators.PairwiseAnnotator):
+        def __init__(self, **_):
+            self.is_reapply_parsing, self.input_keys = False, ["instruction"]
+
+        def __call__(self, pairs, **_):
+            rows = pairs.to_dict("records")
+            return [row | {"preference": 1 + (len(row["output_2"]) > len(row["output_1"]))} for row in rows]
+
+    rows = [ALPACA | {"instruction": f"Name {n} birds, please."} for n in range(9)]
+    (tmp_path / "reference.json").write_text(json.dumps(rows))
+    questions = [question_of(row, "here", n) for n, row in enumerate(rows)]
+    path = write(tmp_path, "alpaca_eval", questions, [['No\n"bird" \u2028🐦' * (n < 3)] for n in range(9)])
+    table, _ = alpaca_eval.evaluate(
+        path, str(tmp_path / "reference.json"), Annotator=Longer, precomputed_leaderboard=None, output_path=None,
+        fn_metric="get_winrate", sort_by="win_rate", is_return_instead_of_print=True,
+    )  # fmt: skip
+    assert table.loc["m", "win_rate"] == pytest.approx(100 * 3 / 9) and table.loc["m", "n_total"] == 9
+
+
+def test_fastchat_itself_reads_the_file(tmp_path):
+    common = pytest.importorskip("fastchat.llm_judge.common")
+    (tmp_path / "question.jsonl").write_text(json.dumps(BENCH) + "\n")
+    path = write(tmp_path, "mt_bench", load_questions(str(tmp_path / "question.jsonl")), [["A line.", "Line."]])
+    questions = common.load_questions(str(tmp_path / "question.jsonl"), None, None)
+    answers = common.load_model_answers(str(path.parent))
+    common.check_data(questions, answers, {}, ["m"], {})
+    assert common.get_model_list(path.parent) == ["m"]
+    assert answers["m"][81]["choices"][0]["turns"] == ["A line.", "Line."]
+
+
 def test_benchmarks_that_go_by_the_models_file_name_get_it(tmp_path):
     for case in ("arena_hard v2", "mt_bench"):
         name, row, answers, _ = CASES[case]

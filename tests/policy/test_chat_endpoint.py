@@ -1,5 +1,6 @@
 """Requests to a stand-in endpoint: what is sent, what is tried again and for how long, and what ends the run."""
 
+import http.client
 import json
 
 import pytest
@@ -53,12 +54,30 @@ def test_tries_end(stand_in):
     assert len(server.requests) == 3 and len(server.waits) == 2
 
 
-def test_no_connection_is_tried_again_too(stand_in):
+def test_an_endpoint_that_cannot_be_reached_ends_it_at_once(stand_in):
     server = stand_in(lambda body: "x")
+    ChatEndpoint(server.url, "m").require_reachable()  # which it answers with 501
     server.shutdown()
     server.server_close()
-    with pytest.raises(ValueError, match=r"no answer after 2 tries.*refused"):
-        ChatEndpoint(server.url, "m", max_retries=1).ask("?")
+    endpoint = ChatEndpoint(server.url, "m")
+    for call in (endpoint.require_reachable, lambda: endpoint.ask("?")):
+        with pytest.raises(ValueError, match=rf"{server.url}: no connection .*refused.*does the endpoint run"):
+            call()
+    assert server.waits == []
+
+
+def test_a_slow_or_lost_reply_is_waited_for_again(stand_in, monkeypatch):
+    server = stand_in(lambda body: "at last")
+    errors = [TimeoutError("timed out"), ConnectionResetError("reset"), http.client.RemoteDisconnected("gone")]
+    post = ChatEndpoint._post
+
+    def flaky(endpoint, prompt):
+        if errors:
+            raise errors.pop(0)
+        return post(endpoint, prompt)
+
+    monkeypatch.setattr(ChatEndpoint, "_post", flaky)
+    assert ChatEndpoint(server.url, "m").ask("?").text == "at last" and len(server.waits) == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def reward(program, tests, **limits) -> CodeReward:
     ],
 )
 def test_the_rule(program, value, status, passed):
+    """Invariant 37."""
     rewarded = reward(program, DOUBLE)
     assert (rewarded.value, rewarded.status, rewarded.passed, rewarded.total) == (
         pytest.approx(value), status, passed, 4,
@@ -158,6 +160,18 @@ def test_answers_are_rewarded_in_order_from_the_datas_columns():
     for column in ({"tests": [DOUBLE] * 3}, {"input_output": [json.dumps(DOUBLE)] * 3}):
         rewards = partial(code_rewards, execution=ALLOWED)(prompts=[[]] * 3, completions=answers, **column, other=[1])
         assert rewards == [1.0, -0.3, -1.0]
+
+
+def test_b47_good_failing_and_sleeping_programs_from_a_worker_thread():
+    """Signals that end a program late would fail outside the main thread, and one sleeper would hold up the rest."""
+    execution = CodeExecution(allow_code_execution=True, code_timeout=4.0, code_memory_mb=256, code_workers=2)
+    sleeper = "import time; time.sleep(999)"
+    programs = ["print(int(input()) * 2)", sleeper, sleeper, "1 / 0", "print(int(input()) * 2)"]
+    tests = [ProgramTests.read(DOUBLE, "here")] * len(programs)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(reward_programs, programs, tests, execution).result()
+    assert [one.status for one in found] == ["passed", "timeout", "timeout", "runtime_error", "passed"]
+    assert [one.value for one in found] == [1.0, -0.6, -0.6, -0.6, 1.0]
 
 
 def test_nothing_is_run_without_permission():

@@ -91,7 +91,7 @@ def test_whitening_counts_tokens_or_units():
     ],
 )
 def test_released_units_of_six_tokens(n, lengths, phantom):
-    """The table of what the released code does with six tokens; a phantom is a macro action of no tokens."""
+    """Invariant 38. What the released code does with six tokens; a phantom is a macro action of no tokens."""
     mask = torch.ones(1, 6, dtype=torch.bool)
     units = released_units(segment_by_ngram(mask, n))
     assert units.lengths[0, : units.counts[0]].tolist() == lengths
@@ -125,6 +125,7 @@ def released_by_loop(u: list[float], v: list[float], lengths: list[int]) -> list
 
 
 def test_released_advantages_of_rows_of_many_lengths_equal_row_by_row():
+    """Invariant 38."""
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
     u, v = torch.randn(4, 5, generator=generator), torch.randn(4, 5, generator=generator)

@@ -119,12 +119,31 @@ def test_a_broken_run_goes_on_where_it_stopped(run, stand_in, capsys):
     assert len(broken.requests) - before == 4 and (out / "judge.json").read_text() == whole
 
 
+def test_an_unreachable_judge_leaves_no_directory_and_destroys_none(run, stand_in, capsys):
+    out = run("http://127.0.0.1:9/v1", code=2)
+    assert "no connection" in capsys.readouterr().err and not out.exists()
+    run(stand_in(longer_wins))
+    before = (out / "judge.json").read_text()
+    run("http://127.0.0.1:9/v1", code=2, overwrite_output_dir=True)
+    assert (out / "judge.json").read_text() == before
+
+
+@pytest.mark.parametrize("content", [None, "directory"])
+def test_a_rubric_that_cannot_be_read_names_its_flag(run, tmp_path, capsys, content):
+    path = tmp_path / "rubrics.yaml"
+    if content:
+        path.mkdir()
+    run("http://127.0.0.1:9/v1", code=2, rubrics=path)
+    assert f"--rubrics {path}: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name, value", [("judge_model", "k"), ("temperature", 0.5), ("dimensions", ["overall"])])
 def test_other_settings_do_not_go_on(run, stand_in, capsys, name, value):
     server = stand_in(longer_wins)
     run(server)
     out = run(server, code=2, **{name: value})
-    assert f"holds a run whose {name} was" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"was made with other settings ({name} " in said and f", now {value!r}" in said
     assert len(server.requests) == 10 and len(read_jsonl(out / "judgments.jsonl")) == 10
 
 

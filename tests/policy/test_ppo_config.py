@@ -70,7 +70,7 @@ def test_every_named_method_is_one_cell_of_the_grid():
 
 def test_the_rloo_command_has_the_settings_of_its_config(monkeypatch):
     seen = []
-    monkeypatch.setattr("policy.ppo.train_policy", lambda config, _: seen.append(config) or Path("x"))
+    monkeypatch.setattr("policy.ppo.train_policy", lambda config, *_: seen.append(config) or Path("x"))
     rloo.main(["--reward_model_path", "runs/reward_model", "--seed", "4", "--num_samples_per_prompt", "2"])
     changes = {"output_dir": "runs/rloo", "seed": 4, "num_samples_per_prompt": 2}
     assert seen == [dataclasses.replace(shipped(ROOT / "configs" / "ppo_rloo.yaml"), **changes)]
@@ -137,6 +137,8 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
         ("rollout_batch_size", 0),
         ("num_mini_batches", 65),
         ("lam", 1.5),
+        ("adam_beta1", 1.0),
+        ("adam_beta2", -0.5),
         ("gamma", -0.1),
         ("cliprange", 0.0),
         ("kl_coef", -0.1),

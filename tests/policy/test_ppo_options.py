@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import policy.ppo as ppo
 import policy.update as update_module
@@ -39,6 +40,10 @@ def falling(prompts, completions):
 
 def constant(prompts, completions):
     return [1.0] * len(completions)
+
+def fails(prompts, completions):
+    raise RuntimeError("no such scorer")
+
 
 def one_bad(prompts, completions):
     return [1.0, None, math.nan, math.inf, 2.0, 3.0][: len(completions)]
@@ -110,6 +115,55 @@ def test_programs_are_rewarded_by_running_them_and_only_by_permission(settings, 
             assert sample["score"] > -1
         except (SyntaxError, ValueError):
             assert sample["score"] == -1
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_no_directory(settings, rewards, tmp_path):
+    for failing, message in (
+        ({"reward_functions": [f"{rewards}:fails"], "reward_model_path": ""}, "fails raised RuntimeError"),
+        ({"use_peft": True, "lora_target_modules": ["nowhere"]}, "nowhere"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_policy(settings(**failing))
+        assert not (tmp_path / "run").exists()
+    path = train_policy(settings(total_steps=1, save_steps=1))
+    with pytest.raises(ValueError, match="nowhere"):
+        train_policy(settings(use_peft=True, lora_target_modules=["nowhere"], overwrite_output_dir=True))
+    assert len(lines(path, "metrics.jsonl")) == 1
+
+
+def test_b37_a_policy_with_tied_embeddings_is_saved_once_and_still_tied(settings, policy_dir, tmp_path):
+    config = AutoConfig.from_pretrained(policy_dir, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tied")
+    AutoTokenizer.from_pretrained(policy_dir).save_pretrained(tmp_path / "tied")
+    common = {"model_name_or_path": str(tmp_path / "tied"), "normalizer": "none", "total_steps": 1, "save_steps": 1}
+    path = train_policy(settings("token", **common))
+    saved, start = weights(path), weights(tmp_path / "tied")
+    assert "lm_head.weight" not in saved and same(saved, weights(path / "checkpoint-1"))
+    assert not torch.equal(saved["model.embed_tokens.weight"], start["model.embed_tokens.weight"])
+    model = AutoModelForCausalLM.from_pretrained(path)
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert torch.equal(model.lm_head.weight, saved["model.embed_tokens.weight"])
+
+
+def test_b38_the_schedule_counts_updates_and_not_micro_batches(settings, monkeypatch):
+    """Three steps of three micro-batches each; a skipped update does not move it."""
+    used = []
+    step = torch.optim.AdamW.step
+
+    def spied(optimizer, *rest, **options):
+        used.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, *rest, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spied)
+    common = {"lr_scheduler_type": "linear", "total_steps": 3, "per_device_train_batch_size": 2}
+    train_policy(settings(**common))
+    assert used == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3])
+    used.clear()
+    finite = iter([True, False, True])
+    monkeypatch.setattr("policy.update.all_finite", lambda norms: next(finite))
+    train_policy(settings(**common, skip_bad_rows=True, overwrite_output_dir=True))
+    assert used == pytest.approx([1e-3, 2e-3 / 3])
 
 
 def test_sources_add_up_with_their_weights(settings, rewards, reward_dirs):

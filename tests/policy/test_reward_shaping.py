@@ -82,6 +82,18 @@ def test_b04_terminal_reward_sits_on_the_last_real_token(mask, expected):
     assert (rewards * mask).sum().item() == 1.0
 
 
+def test_more_units_or_tokens_need_not_pay_more():
+    """Two units of 1 and 3 tokens beside one unit of 2."""
+    units = Segmentation(torch.tensor([[0, 1, 1, 1], [0, 0, -1, -1]]))
+    rewards = torch.tensor([[9.0, 3.0], [4.0, 0.0]])
+    for scale, totals in (("none", [12.0, 4.0]), ("unit", [6.0, 4.0]), ("token", [3.0, 2.0])):
+        dense = dense_rewards(rewards, units, scale=scale)
+        torch.testing.assert_close(dense.sum(1), torch.tensor(totals))
+        assert dense[1, 2:].count_nonzero() == 0
+    empty = Segmentation(torch.full((1, 3), -1))
+    assert dense_rewards(torch.zeros(1, 1), empty, scale="token").count_nonzero() == 0
+
+
 def test_b28_missing_eos_penalty_is_paid_once_on_the_last_token():
     """B28: r1 ended at its stop token, r2 was cut off, r3 ended at a custom one, r4 is a stop token only."""
     mask = bools([1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0])

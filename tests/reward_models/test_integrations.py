@@ -53,11 +53,11 @@ def test_a_completion_without_its_stop_token_is_read_without_one(model, expected
     assert sum(s.tokens for s in cut.segments) == len(model.chat.response_ids(ANSWERS[1])) - 1
 
 
-def test_b23_a_reward_that_is_no_number_names_reward_and_sample(model, monkeypatch):
+def test_b23_a_reward_that_is_no_number_is_refused_with_its_text(model, monkeypatch):
     head = model.head.weight.clone()
     with torch.no_grad():
         model.head.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="reward 'segrew' of sample 0 is nan"):
+    with pytest.raises(ValueError, match="gave the score nan to"):
         reward_function(model)([[TURN]] * 2, ANSWERS)
     with torch.no_grad():
         model.head.weight.copy_(head)

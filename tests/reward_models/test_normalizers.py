@@ -83,6 +83,7 @@ def test_golden_spreads_of_published_models(parameters, spreads):
 
 
 def test_llama3_sft_token_spread_is_never_non_positive_at_1024_tokens():
+    """Invariant 19."""
     normalizer = published(LLAMA3_SFT_TOKEN)
     p = torch.arange(1, 1025) / 1024
     with pytest.warns(UserWarning, match="below the floor") as caught:
@@ -123,6 +124,7 @@ def test_no_warning_where_the_floor_does_not_bind():
 )
 @pytest.mark.parametrize("parameters", [PHI, (-0.3, -0.2, 12.0, 0.7), (0.0, 0.0, -4.0, 2.0)])
 def test_exact_data_give_their_parameters_back(parameters, lengths, repeats):
+    """Invariant 17."""
     normalizer = LocationNormalizer().fit(*exact_rewards(parameters, lengths, repeats))
     fitted = (normalizer.w_mu, normalizer.w_sigma, normalizer.b_mu, normalizer.b_sigma)
     assert fitted == pytest.approx(parameters, abs=1e-6)
@@ -136,6 +138,7 @@ def test_responses_of_thousands_of_units_make_no_leverage_point():
 
 
 def test_training_rewards_come_out_standardized_at_every_location():
+    """Invariant 18."""
     rewards, places = noisy_rewards()
     normalizer = LocationNormalizer().fit(rewards, places)
     scalar = published((0.0, 0.0, rewards.mean().item(), rewards.std().item()))
@@ -166,6 +169,7 @@ def test_bins_hold_means_and_population_spreads_of_their_rewards():
 
 
 def test_outlying_bins_move_huber_less_than_least_squares():
+    """Invariant 17."""
     x = np.log(np.arange(1, 41) / 40)
     y = 0.8 * x + 0.5 + 0.01 * np.sin(np.arange(40))
     y[[0, 3, 5]] += [40.0, 25.0, 60.0]
@@ -265,6 +269,7 @@ def test_as_many_locations_as_rewards():
 
 
 def test_p_1_gives_the_intercepts_exactly_and_zero_slopes_are_the_scalar_normalizer():
+    """Invariant 20."""
     normalizer = published(PHI)
     assert (normalizer.mean(1.0), normalizer.std(1.0)) == (PHI[2], PHI[3])
     scalar = published((0.0, 0.0, 0.5, 2.0))
@@ -328,6 +333,7 @@ def test_an_unfitted_normalizer_transforms_nothing():
 
 
 def test_save_and_load_round_trip(tmp_path):
+    """Invariant 21."""
     fitted = LocationNormalizer(fingerprint="abc123", rule="entropy>1.75").fit(*noisy_rewards(responses=200))
     fitted.save(tmp_path / "normalizer.json")
     loaded = LocationNormalizer.load(tmp_path / "normalizer.json")
@@ -343,6 +349,7 @@ def test_published_parameters_survive_a_file_too(tmp_path):
 
 @pytest.mark.parametrize("key", ["w_mu", "w_sigma", "b_mu", "b_sigma", "std_floor", "fingerprint"])
 def test_a_missing_key_is_never_filled_in(tmp_path, key):
+    """Invariant 20."""
     path = tmp_path / "normalizer.json"
     published(PHI).save(path)
     record = json.loads(path.read_text())
@@ -389,6 +396,7 @@ def test_a_missing_file_says_what_to_run(tmp_path):
 
 
 def test_another_segmentation_rule_is_refused():
+    """Invariant 21."""
     normalizer = published(PHI, fingerprint="aaaa", rule="entropy>2.0")
     normalizer.require("aaaa", rule="entropy>2.0")
     with pytest.raises(ValueError, match=r"runs/rm.*entropy>2\.0 .*entropy>1\.75.*segrew calibrate"):
@@ -536,7 +544,7 @@ def test_a_preset_is_for_its_own_rule():
 
 
 def test_compat_fits_as_the_released_script():
-    """The recipe of the released code, spelled with dictionaries: buckets by rounded p, Huber on ln(p + 1e-10)."""
+    """Invariant 38. The released recipe, spelled with dictionaries: buckets by rounded p, Huber on ln(p + 1e-10)."""
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 12, 300)
     p = np.concatenate([np.arange(1, n + 1) / n for n in counts])

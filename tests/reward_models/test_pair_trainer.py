@@ -28,6 +28,7 @@ from reward_models.pair_trainer import PairTrainer, collate, scores_as_forward
 from reward_models.pairs import segment_pairs
 from reward_models.reading import read_head
 from segrew.chat import ChatFormat
+from segrew.cli import main
 from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.preferences import load_preferences
 from segrew.run_directory import RunDirectory, read_json, read_jsonl
@@ -197,6 +198,18 @@ def test_b34_resuming_repeats_no_line_of_the_log(tmp_path, train):
     after = read_jsonl(tmp_path / "a" / "metrics.jsonl")
     assert [row["step"] for row in after] == [row["step"] for row in before] == [1, 2, 3, 4, 4]
     assert [row.get("loss") for row in after] == pytest.approx([row.get("loss") for row in before], nan_ok=True)
+
+
+def test_what_is_logged_is_said_in_words(tmp_path, tiny_dir, pairs_file, capfd):
+    flags = {"model_name_or_path": tiny_dir, "dataset_name": pairs_file, "eval_dataset_name": pairs_file}
+    flags |= {"dataset_test_split": "train", "max_steps": 2, "logging_steps": 1, "eval_strategy": "steps"}
+    flags |= {"eval_steps": 2, "save_strategy": "no", "output_dir": tmp_path / "a", "tune": "full", "bf16": False}
+    assert main(["train-rm", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]) == 0
+    said = "".join(capfd.readouterr())
+    logged = read_jsonl(tmp_path / "a" / "metrics.jsonl")
+    assert f"step 1: loss {logged[0]['loss']:.4f}, gradient norm {logged[0]['grad_norm']:.3g}, rate" in said
+    assert "step 2: held-out loss" in said and "2 updates in 0:00:" in said and "pairs a second; mean loss" in said
+    assert "{'" not in said and "it/s" not in said and "Held-out accuracy" in said
 
 
 @pytest.mark.parametrize("tune", ["full", "lora"])

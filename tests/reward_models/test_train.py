@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +72,45 @@ def test_a_run_stopped_and_resumed_equals_the_uninterrupted_one(tmp_path, train,
     logs = [read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("whole", "stopped")]
     losses = [[row["loss"] for row in log if "loss" in row][-2:] for log in logs]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_reward_model_finds_its_base_from_anywhere(tmp_path, train, tiny_dir, monkeypatch, merge):
+    """Trained by relative names, read in another directory, moved with its base, and without it."""
+    home, answers = tmp_path / "home", (["hi"], ["one two three"])
+    shutil.copytree(tiny_dir, home / "base")
+    monkeypatch.chdir(home)
+    flags = SGD | {"model_name_or_path": "base", "tune": "lora", "lora_merge": merge, "max_steps": 1}
+    trained = train(Path("rm"), **flags)
+    expected = trained.score(*answers)[0].score
+    monkeypatch.chdir(tmp_path)
+    assert SegmentRewardModel.from_pretrained("home/rm").score(*answers)[0].score == pytest.approx(expected, abs=1e-5)
+    home.rename("moved")
+    if not merge:
+        (tmp_path / "home").symlink_to("moved")  # the adapter's own record of its base is PEFT's
+    moved = SegmentRewardModel.from_pretrained("moved/rm")
+    assert moved.score(*answers)[0].score == pytest.approx(expected, abs=1e-5)
+    if merge:
+        (tmp_path / "moved" / "base").rename("away")
+        with pytest.raises(ValueError, match=r"is no longer in .*home/base; put it back .* as base_model into segrew"):
+            SegmentRewardModel.from_pretrained("moved/rm").score(*answers)
+
+
+def test_a_run_is_not_resumed_with_other_settings(tmp_path, train):
+    flags = {"tune": "lora", "max_steps": 2, "save_strategy": "steps", "save_steps": 1, "dataset_test_split": "null"}
+    train(tmp_path / "run", **flags)
+    before = weights_of(tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    other = {"lora_r": 4, "learning_rate": 0.5, "aggregator": "softmax", "bad_rows": "skip"}
+    said = "lora_r 16, now 4; .*bad_rows 'error', now 'skip'; learning_rate 0.0001, now 0.5"
+    for directory in ("run", "new"):  # the checkpoint may be another run's
+        with pytest.raises(ValueError, match=rf"checkpoint-1 was made with other settings \(.*{said}\)"):
+            train(tmp_path / directory, resume_from_checkpoint=checkpoint, **flags | other)
+    assert_same(before, weights_of(tmp_path / "run"))
+    train(tmp_path / "run", resume_from_checkpoint=checkpoint, **flags | {"max_steps": 3, "logging_steps": 1})
+    (tmp_path / "run" / "run.json").rename(tmp_path / "elsewhere.json")
+    with pytest.raises(ValueError, match=r"checkpoint-1: lies in no run"):
+        train(tmp_path / "new", resume_from_checkpoint=checkpoint, **flags)
 
 
 def test_gradient_accumulation_equals_a_larger_batch(tmp_path, train):

@@ -44,6 +44,7 @@ def test_golden_scores_of_0_1_2(temperature, softmax, log_mean_exp, softmax_weig
 
 
 def test_limits_in_the_temperature():
+    """Invariant 12."""
     x = torch.tensor([[0.0, 1.0, 2.0]])
     for kind in ("softmax", "log_mean_exp", "softmax_weighted"):
         assert aggregate(x, every(3), kind=kind, temperature=1e-3).item() == pytest.approx(2.0, abs=2e-3)
@@ -65,6 +66,8 @@ def test_equal_rewards_give_that_reward_and_the_sum_counts_them():
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=8), st.floats(0.25, 4))
 def test_order_bounds_and_symmetry(rewards: list[float], temperature: float):
+    """Invariant 12."""
+
     def score(kind, values=rewards):
         return aggregate(torch.tensor([values]), every(len(values)), kind=kind, temperature=temperature).item()
 
@@ -77,6 +80,7 @@ def test_order_bounds_and_symmetry(rewards: list[float], temperature: float):
 
 
 def test_one_unit_makes_every_kind_the_bandit_score():
+    """Invariant 13."""
     for kind in KINDS:
         assert aggregate(torch.tensor([[0.73]]), every(1), kind=kind, temperature=0.5).item() == pytest.approx(0.73)
     assert aggregate(
@@ -93,6 +97,7 @@ def test_response_units_read_the_last_token_and_token_units_average_them_all():
 
 
 def test_gradient_of_mean_is_uniform_and_of_softmax_is_the_softmax():
+    """Invariant 12."""
     x = torch.tensor([[0.3, -1.0, 2.0, 9.0]], requires_grad=True)
     mask = torch.tensor([[True, True, True, False]])
     (mean,) = torch.autograd.grad(aggregate(x, mask).sum(), x)
@@ -104,6 +109,7 @@ def test_gradient_of_mean_is_uniform_and_of_softmax_is_the_softmax():
 
 @pytest.mark.parametrize("kind", [*KINDS, "learned"])
 def test_padding_and_empty_rows_reach_neither_value_nor_gradient(kind):
+    """Invariant 13."""
     mask = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
     x = torch.tensor([[1.0, 3.0, NAN], [NAN, NAN, NAN], [0.5, -0.5, 2.0]], requires_grad=True)
     weights = torch.tensor([[0.25, 0.75, NAN], [NAN, NAN, NAN], [0.1, 0.2, 0.7]])
@@ -134,6 +140,7 @@ def test_attention_weights_are_a_softmax_over_real_units():
 
 
 def test_bradley_terry_of_equal_scores_is_ln_2_and_a_shift_cancels_except_in_the_sum():
+    """Invariant 15."""
     chosen, rejected = torch.tensor([[0.2, 1.0, -0.4]]), torch.tensor([[0.9, -0.1, NAN]])
     rejected_mask = torch.tensor([[True, True, False]])
 

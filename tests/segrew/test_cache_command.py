@@ -15,7 +15,7 @@ from segrew.feature_cache import entries, store
 def three_entries(tmp_path, monkeypatch):
     """Two models, three entries; the last is ten days old. And a converted model beside them."""
     monkeypatch.setenv("SEGREW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     flat = {"logprobs": torch.zeros(5), "entropy": torch.ones(5)}
     store("a" * 32, flat, [2, 3], model="org/first", dtype="float32")
     store("b" * 32, flat | {"states": torch.zeros(5, 4)}, [2, 3], model=str(converted_model()), dtype="bfloat16")
@@ -34,12 +34,16 @@ def left() -> str:
 def test_it_lists_by_model_and_deletes_nothing(capsys):
     assert main(["cache"]) == 0
     shown = capsys.readouterr().out
-    first = next(line for line in shown.splitlines() if "org/first" in line)
-    assert [cell.strip() for cell in first.strip("│").split("│")][:5] == ["org/first", "float32", "entropies", "2", "3"]
-    assert time.strftime("%Y-%m-%d") in first and "to" in first
-    second = next(line for line in shown.splitlines() if EMBEDDED_MODEL in line and "bfloat16" in line)
-    assert "entropies and states" in second and left() == "abc"
-    assert f"{EMBEDDED_MODEL}, converted" in shown
+    rows = shown[shown.index("model  ") :].splitlines()
+    assert max(map(len, rows[:8])) <= 80
+    first = next(i for i, line in enumerate(rows) if "org/first" in line)
+    day = time.strftime("%Y-%m-%d", time.localtime(time.time() - 10 * 86400))
+    assert rows[first].split() == ["org/first", "float32", "no", "2", "3", "0.0", day, "to"]
+    assert rows[first + 1].split() == [time.strftime("%Y-%m-%d")]
+    second = next(i for i, line in enumerate(rows) if "bfloat16" in line)
+    assert "".join(row.split()[0] for row in rows[second : second + 3]) == EMBEDDED_MODEL  # folded, not cut
+    assert rows[second].split()[1:5] == ["bfloat16", "yes", "1", "2"]
+    assert f"{EMBEDDED_MODEL}, converted" in shown and left() == "abc"
 
 
 @pytest.mark.parametrize(

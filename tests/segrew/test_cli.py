@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -180,6 +181,29 @@ def test_a_run_is_not_replaced_before_its_successor_can_begin(refusal, tmp_path,
     benchmark = ["--benchmark", "pairs"] if command == "rewardbench" else []
     assert "is no reward-model directory" in refusal(command, *argv, tmp_path, *pairs, *benchmark)
     assert (out / "run.json").exists()
+
+
+def test_messages_name_the_file_or_the_flag(refusal, tmp_path, tiny_dir, pairs_file):
+    cut = shutil.copytree(tiny_dir, tmp_path / "cut")
+    (cut / "tokenizer.json").write_text((cut / "tokenizer.json").read_text()[:200])
+    files = ["--dataset_name", pairs_file, "--output_dir", tmp_path / "out"]
+    line = refusal("train-rm", "--model_name_or_path", cut, *files)
+    assert f"no tokenizer can be read from '{cut}'" in line
+    assert f"--config {tmp_path}: cannot be read" in refusal("segment", "--config", tmp_path)
+    for command in ("segment", "train-rm", "ppo"):
+        for seed in (2**70, -1):
+            assert f"--seed {seed}: must be at least 0 and below 2**32" in refusal(
+                command, "--seed", seed, *files, *(["--reward_model_path", "x"] if command == "ppo" else [])
+            )
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_marked_is_nothing_to_locate(refusal, tmp_path, head_dir):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n")
+    argv = ["--benchmark", "localisation", "--dataset_name", path, "--output_dir", tmp_path / "out"]
+    line = refusal("rewardbench", "--reward_model", head_dir, *argv)
+    assert f"{path}: none of 1 answers has a marked error" in line and not (tmp_path / "out").exists()
 
 
 def test_a_missing_model_is_named(refusal, tmp_path, pairs_file):

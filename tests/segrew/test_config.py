@@ -1,6 +1,7 @@
 """One parser for files and flags: precedence, numbers, booleans, null, and errors that name what is wrong."""
 
 import ast
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ import torch
 
 from policy.ppo_config import PPOConfig
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
-from segrew.config import arg, defaults_of, parse, read_yaml, to_dict
+from segrew.config import arg, parse, read_yaml, to_dict
 from segrew.data_options import DataOptions
 
 ROOT = Path(__file__).parents[2]
@@ -183,10 +184,21 @@ def test_help_shows_every_text_even_with_a_percent_sign(toy, capsys):
     assert exit.value.code == 0 and "A rate, 10 % of something." in capsys.readouterr().out
 
 
-def test_building_in_code_has_the_same_checks():
-    assert defaults_of(Toy, name="x").name == "x"
-    with pytest.raises(ValueError, match="--learning_rate nan"):
-        defaults_of(Toy, learning_rate=float("nan"))
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_flag_once_under_headings_within_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(command, COMMANDS[command], ["--help"])
+    shown = capsys.readouterr().out.splitlines()
+    names = [line.split()[0][2:] for line in shown if line.startswith("  --")]
+    known = [field.name for cls in COMMANDS[command] for field in dataclasses.fields(cls)]
+    assert sorted(names) == sorted(known) and shown[0].startswith(f"usage: segrew {command} [--config")
+    assert max(map(len, (line for line in shown if line.startswith(" ")))) <= 80
+    headings = [line for line in shown if line.endswith(":") and line[0] != " "]
+    if command == "ppo":
+        own = ["Models and rewards", "Prompts", "The run", "The two axes", "Rollouts", "PPO", "Optimizer"]
+        assert headings[:7] == [f"{heading}:" for heading in own] and headings[-1].startswith("How rows are read")
+        assert names.index("cliprange") < names.index("learning_rate") < names.index("code_timeout")
 
 
 def test_resolved_settings_are_plain_data():

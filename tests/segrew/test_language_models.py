@@ -6,6 +6,7 @@ import transformers
 from torch.nn.functional import log_softmax
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
+from reward_models.checkpoints import config_of, load_classifier
 from segrew.language_models import (
     Conversations,
     load_causal_lm,
@@ -17,6 +18,7 @@ from segrew.language_models import (
     trunk_of,
     unused_pad_id,
 )
+from segrew.run_directory import write_json
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10], [5, 6, 7], [8, 9]]
 RESPONSES = [[11, 12, 2], [13, 14, 15, 16, 17, 2], [18], [19, 20, 2], [], [21, 2]]
@@ -180,3 +182,15 @@ def test_the_pad_token_is_no_stop_token(build_byte_tokenizer):
     assert unused_pad_id(tokenizer, (0, 2)) == 1
     with pytest.raises(ValueError, match="every special token"):
         unused_pad_id(tokenizer, (0, 1, 2))
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, load_causal_lm, load_classifier, config_of])
+def test_b50_code_that_comes_with_a_model_is_not_run(tmp_path, load):
+    marker = tmp_path / "marker"
+    (tmp_path / "odd.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    names = {"AutoConfig": "odd.C", "AutoModelForCausalLM": "odd.M", "AutoModelForSequenceClassification": "odd.M"}
+    write_json(tmp_path / "config.json", {"model_type": "odd", "auto_map": names})
+    write_json(tmp_path / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["odd.T", None]}})
+    with pytest.raises(ValueError, match=r"custom code|trust_remote_code"):
+        load(str(tmp_path))
+    assert not marker.exists()

@@ -49,12 +49,14 @@ def test_golden_macro_values(scheme, expected: list[float]):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_is_a_weighted_mean(scheme):
+    """Invariant 30."""
     units = random_units()
     constant = value_by_unit(torch.full(units.ids.shape, 2.5), units, scheme=scheme)
     torch.testing.assert_close(constant, 2.5 * units.unit_mask)
 
 
 def test_decayed_weights_grow_toward_the_last_token():
+    """Invariant 30."""
     units = Segmentation(torch.zeros(1, 4, dtype=torch.int64))
     weights = torch.stack([value_by_unit(row[None], units, scheme="decayed")[0, 0] for row in torch.eye(4)])
     harmonic = 1 + 1 / 2 + 1 / 3 + 1 / 4
@@ -62,6 +64,7 @@ def test_decayed_weights_grow_toward_the_last_token():
 
 
 def test_units_of_one_token_make_every_scheme_the_identity():
+    """Invariant 30."""
     units = Segmentation(torch.arange(5)[None])
     x = torch.randn(1, 5)
     for scheme in SCHEMES:

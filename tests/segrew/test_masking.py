@@ -42,6 +42,17 @@ def test_whitened_values_have_mean_0_and_std_1_whatever_the_padding():
     assert abs(wide[mask].mean()) < 1e-6 and abs(wide[mask].std(correction=0) - 1) < 1e-5
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e25, 1e37])
+def test_whitening_holds_at_any_scale(scale):
+    """Against numpy in float64, where no such square overflows or vanishes."""
+    x = torch.tensor([[1.0, -2.0, NAN, 3.5], [0.25, 7.0, NAN, -9.0]]) * scale
+    whitened = masked_whiten(x, ~x.isnan())
+    real = x[~x.isnan()].double().numpy()
+    expected = torch.tensor((real - real.mean()) / real.std()).float()
+    torch.testing.assert_close(whitened[~x.isnan()], expected, atol=1e-5, rtol=0)
+    assert whitened[x.isnan()].count_nonzero() == 0
+
+
 def test_masked_mean_ignores_padding_and_computes_in_float32():
     x = torch.tensor([1.0, NAN, 3.5]).bfloat16()
     mean = masked_mean(x, torch.tensor([True, False, True]))

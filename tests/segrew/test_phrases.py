@@ -34,6 +34,7 @@ FOX = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", ".
     ],
 )
 def test_subtrees_are_taken_from_the_top(max_words, expected):
+    """Invariant 10."""
     assert phrases(*FOX, max_words) == expected
 
 

@@ -138,12 +138,13 @@ def test_b17_null_empty_extra_and_repeated(write):
         good | {"rejected": ""},
         good | {"chosen": "   "},
         good | {"prompt": None},
+        good | {"prompt": " \n"},
         {"prompt": [{"role": "user", "content": None}], "chosen": [says("a")], "rejected": [says("b")]},
     ]
     loaded = load_preferences(write(good, *bad, good | {"meta": {"a": 1}, "other": None, "rate": 0.5}, good))
     assert [pair.id for pair in loaded.pairs] == ["7", "7", "7"]
-    assert loaded.skipped == {"empty answer": 3, "no prompt": 1, "no text in the prompt": 1}
-    with pytest.raises(ValueError, match=r"0 of 5 rows are usable pairs \(3 empty answer, 1 no prompt, 1 no text"):
+    assert loaded.skipped == {"empty answer": 3, "no prompt": 1, "no text in the prompt": 2}
+    with pytest.raises(ValueError, match=r"0 of 6 rows are usable pairs \(3 empty answer, 1 no prompt, 2 no text"):
         load_preferences(write(*bad))
 
 

@@ -55,8 +55,10 @@ def test_b17_prompts_of_no_text_are_counted(tmp_path):
     rows += [{"prompt": [{"role": "assistant", "content": "x"}]}, {"prompt": [{"role": "user", "content": None}]}]
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows += [{"prompt": " \n\t"}, {"messages": [{"role": "system", "content": "Be brief."}, USER | {"content": "  "}]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (source,) = load_prompts(str(path)).sources
-    assert source.skipped == {"repeated prompt": 1, "empty prompt": 3, "no text in the prompt": 2}
+    assert source.skipped == {"repeated prompt": 1, "empty prompt": 3, "no text in the prompt": 4}
     path.write_text(json.dumps(rows[2]))
     with pytest.raises(ValueError, match=r"0 of 1 rows are usable prompts \(1 empty prompt\)"):
         load_prompts(str(path))

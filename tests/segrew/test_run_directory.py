@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -37,15 +38,17 @@ def test_what_a_run_reads_is_not_overwritten_by_it(tmp_path):
     (tmp_path / "a" / "model").mkdir()
     for value in (str(tmp_path / "a" / "model"), [str(tmp_path / "b"), str(tmp_path / "a")]):
         config = {"model_name_or_path": value, "output_dir": str(tmp_path / "a"), "seed": 1}
-        with pytest.raises(ValueError, match=r"--model_name_or_path .*would delete"):
-            RunDirectory.create(tmp_path / "a", command="test", config=config, overwrite=True)
+        for claim in (RunDirectory(tmp_path / "a").check, partial(RunDirectory.create, tmp_path / "a")):
+            with pytest.raises(ValueError, match=r"--model_name_or_path .*would delete"):
+                claim(command="test", config=config, overwrite=True)
     assert (tmp_path / "a" / "model").is_dir()
 
 
 def test_a_run_of_another_command_is_not_resumed(tmp_path):
     create(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a run of `segrew test`; `segrew other` cannot resume it"):
-        RunDirectory.create(tmp_path, command="other", config={}, resume=True)
+    for claim in (RunDirectory(tmp_path).check, partial(RunDirectory.create, tmp_path)):
+        with pytest.raises(ValueError, match=r"holds a run of `segrew test`; `segrew other` cannot resume it"):
+            claim(command="other", config={}, resume=True)
 
 
 def test_overwriting_starts_from_nothing(tmp_path):
@@ -77,11 +80,12 @@ def test_a_file_is_no_directory(tmp_path):
 
 
 def test_check_says_whether_a_run_is_there_and_writes_nothing(tmp_path):
-    assert RunDirectory(tmp_path / "new").check() is False and not (tmp_path / "new").exists()
+    asked = {"command": "test", "config": {}}
+    assert RunDirectory(tmp_path / "new").check(**asked) is False and not (tmp_path / "new").exists()
     create(tmp_path / "old")
-    assert RunDirectory(tmp_path / "old").check(overwrite=True) is True
+    assert RunDirectory(tmp_path / "old").check(**asked, overwrite=True) is True
     with pytest.raises(ValueError, match="already holds a run"):
-        RunDirectory(tmp_path / "old").check()
+        RunDirectory(tmp_path / "old").check(**asked)
 
 
 def test_json_round_trip_keeps_text_and_leaves_no_partial_file(tmp_path):

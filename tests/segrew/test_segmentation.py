@@ -56,6 +56,7 @@ OFFICIAL = [
 @pytest.mark.parametrize(("after", "tokens", "threshold", "ends"), OFFICIAL)
 @pytest.mark.parametrize("offset", [0, 3])
 def test_golden_ends_of_the_official_segmenter(after, tokens, threshold, ends, offset):
+    """Invariants 4 and 38."""
     mask = torch.zeros(1, 12, dtype=torch.bool)
     mask[0, offset : offset + tokens] = True
     entropy = torch.full((1, 12), NAN)
@@ -68,6 +69,7 @@ def test_golden_ends_of_the_official_segmenter(after, tokens, threshold, ends, o
 
 @pytest.mark.parametrize(("after", "tokens", "threshold", "ends"), OFFICIAL)
 def test_golden_compat_leaves_the_stop_token_out_of_every_unit(after, tokens, threshold, ends):
+    """Invariant 38."""
     mask = torch.zeros(1, 9, dtype=torch.bool)
     mask[0, :tokens] = True
     entropy = torch.zeros(1, 9)
@@ -99,6 +101,7 @@ def test_compat_is_part_of_the_rule():
 
 
 def test_golden_sentinel_1000_is_the_response_rule_read_at_the_stop_token():
+    """Invariant 38."""
     units = segment_by_response(full(6))
     assert read_columns(units, torch.tensor([True]), "end").tolist() == [[5]]
 
@@ -118,6 +121,7 @@ def test_spike_opens_a_unit_exactly_at_the_token_it_produced():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(-1, 7), st.integers(0, 7))
 def test_entropy_rule_counts_and_nests(entropy: list[int], low: int, more: int):
+    """Invariants 2 and 3."""
     low_units, high_units = (
         segment_by_entropy(torch.tensor([entropy]).float(), full(len(entropy)), threshold=float(c))
         for c in (low, low + more)
@@ -129,6 +133,7 @@ def test_entropy_rule_counts_and_nests(entropy: list[int], low: int, more: int):
 
 
 def test_infinite_threshold_is_the_response_rule():
+    """Invariant 3."""
     entropy = torch.rand(1, 9) * 10
     assert torch.equal(segment_by_entropy(entropy, full(9), threshold=INF).ids, segment_by_response(full(9)).ids)
 
@@ -156,7 +161,7 @@ def every_rule(mask: torch.Tensor, signal: torch.Tensor) -> dict[str, Segmentati
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_rule_partitions_and_ignores_padding(data):
-    """Units are non-empty runs that tile the response; padding side, width and content change no boundary."""
+    """Invariant 1. Units are non-empty runs that tile the response; padding changes no boundary."""
     lengths = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
     width = 10
     values = torch.rand(len(lengths), width, generator=torch.Generator().manual_seed(sum(lengths))) * 2
@@ -178,6 +183,7 @@ def test_every_rule_partitions_and_ignores_padding(data):
     ("n", "expected"), [(1, [1] * 6), (2, [2, 2, 2]), (3, [3, 3]), (4, [4, 2]), (5, [5, 1]), (6, [6]), (9, [6])]
 )
 def test_ngram_lengths(n: int, expected: list[int]):
+    """Invariant 8."""
     assert unit_lengths(segment_by_ngram(full(6), n)) == expected
 
 
@@ -191,6 +197,7 @@ def test_ngram_takes_a_length_for_each_row_or_none():
 
 
 def test_random_ngram_deals_the_whole_deck_and_leaves_one_remainder():
+    """Invariant 8."""
     mask = full(80).expand(5, 80)
     units = segment_by_random_ngram(mask, generator=torch.Generator().manual_seed(0))
     deals = [unit_lengths(units, row) for row in range(5)]
@@ -222,7 +229,7 @@ def running_mean_cuts(nll: list[float]) -> list[int]:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=30))
 def test_perplexity_rule_equals_a_loop(nll: list[int]):
-    """Eighths of a nat: whole-number sums in the loop, so that a tie is a tie."""
+    """Invariant 9. Eighths of a nat: whole-number sums in the loop, so that a tie is a tie."""
     units = segment_by_perplexity(-torch.tensor([nll]) / 8, full(len(nll)))
     assert units.starts[0, : units.counts[0]].tolist() == running_mean_cuts([float(x) for x in nll])
 

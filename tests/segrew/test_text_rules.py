@@ -89,7 +89,7 @@ def test_a_cut_off_response_keeps_its_units(chat):
 
 
 def test_a_phrase_inside_a_token_makes_every_token_of_that_response_a_unit(chat, rules):
-    """(a is one token and two words: the phrase that begins with its a has no token of its own."""
+    """Invariant 10. (a is one token and two words: the phrase that begins with its a has no token of its own."""
     texts = ["x (a b b b b b", "x x y b b b b b"]
     found = cut(chat, rules["constituency"], texts)
     assert found.fallback.tolist() == [True, False]

@@ -59,6 +59,7 @@ def test_values_and_gradients_equal_the_plain_form(settings: dict, with_bias: bo
 
 
 def test_chunks_change_nothing():
+    """Invariant 7."""
     hidden, weight, targets = example()
     whole = token_statistics(hidden, weight, targets, chunk_size=N)
     for size in (1, 7, 36, 100, None):
@@ -67,6 +68,7 @@ def test_chunks_change_nothing():
 
 
 def test_uniform_and_certain_distributions():
+    """Invariant 7."""
     targets = torch.arange(5)
     logprobs, entropy = token_statistics(torch.zeros(5, D), torch.randn(V, D), targets)
     assert_close(entropy, torch.full((5,), math.log(V)))
@@ -76,6 +78,7 @@ def test_uniform_and_certain_distributions():
 
 
 def test_adding_a_constant_to_all_logits_changes_nothing():
+    """Invariant 7."""
     hidden, weight, targets = example()
     shifted = token_statistics(hidden, weight, targets, bias=torch.full((V,), 300.0))
     for a, b in zip(shifted, token_statistics(hidden, weight, targets), strict=True):
@@ -84,6 +87,7 @@ def test_adding_a_constant_to_all_logits_changes_nothing():
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "entropy_temperature": 2.0}])
 def test_impossible_tokens_give_no_nan(settings: dict):
+    """Invariant 7."""
     hidden, weight, targets = example()
     possible = targets.unique()
     bias = torch.full((V,), -torch.inf)
