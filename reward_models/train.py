@@ -195,8 +195,6 @@ def _fit(
     if args.use_liger_kernel:
         apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     model = _trainable(model, config)
-    if args.use_liger_kernel:
-        apply_liger_kernel(model, prepared.segmenter, kernels=args.liger_kernel_config)
     if config.tune == "head":
         return model, _train_head(prepared, model, config, run)
     metrics, whole = _train_with_trainer(prepared, model, config, args, run, checkpoint, console)
