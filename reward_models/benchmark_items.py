@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from rich.progress import track
 
 from reward_models.scored_responses import ScoredResponse
 from reward_models.segment_reward_model import SegmentRewardModel
@@ -14,8 +13,6 @@ from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_pair
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import Fault, PreferencePair
-from segrew.segmentation import Segmentation
-from segrew.text_rules import warn_of_fallbacks
 
 
 @dataclass(frozen=True)
@@ -150,13 +147,9 @@ def score_items(
 ) -> list[ScoredItem]:
     """Score every answer of every item; equal answers to one prompt get the same score."""
     encoded = encode_items(reward_model, items)
-    scored: dict[int, ScoredResponse] = {}
-    cuts: list[Segmentation] = []
-    for rows, part, texts in track(list(encoded.batches(max_tokens)), description, disable=not description):
-        segmentation, readings = reward_model.segment_and_read(part)
-        cuts.append(segmentation)
-        scored.update(zip(rows, reward_model.describe(segmentation, readings, part, texts), strict=True))
-    warn_of_fallbacks(cuts)
+    scored = reward_model.score_rows(
+        encoded.conversations, encoded.texts, max_tokens=max_tokens, description=description
+    )
     return [
         ScoredItem(item, [scored[row] for row in rows], cut)
         for item, rows, cut in zip(items, encoded.rows, encoded.cut, strict=True)

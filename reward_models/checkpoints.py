@@ -176,7 +176,10 @@ def _load_adapter(path: str, options: dict[str, Any]) -> nn.Module:
 
 
 def write_for_older_readers(directory: Path) -> None:
-    """Name the rotary base and tokenizer class as transformers 4 did, which otherwise takes wrong defaults."""
+    """Name the rotary base, tokenizer class and outputs as transformers 4 did, which otherwise takes wrong defaults.
+
+    Its default outputs have `token_type_ids`, which causal models refuse.
+    """
     config_file = directory / "config.json"
     if config_file.exists():
         config = json.loads(config_file.read_text())
@@ -187,7 +190,8 @@ def write_for_older_readers(directory: Path) -> None:
     if tokenizer_file.exists():
         tokenizer = json.loads(tokenizer_file.read_text())
         if tokenizer.get("tokenizer_class") == "TokenizersBackend":
-            write_json(tokenizer_file, tokenizer | {"tokenizer_class": "PreTrainedTokenizerFast"})
+            outputs = {"model_input_names": ["input_ids", "attention_mask"]}
+            write_json(tokenizer_file, outputs | tokenizer | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def config_of(name_or_path: str) -> Any:

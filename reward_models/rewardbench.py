@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -58,6 +59,11 @@ class BenchmarkConfig:
     )
     max_per_subset: int | None = arg(None, help="Score only the first rows of each subset, for a quick look.")
     subset_label: str = arg("", help="Written behind each subset's name in the table, such as 'rebuilt'.")
+    dtype: Literal["auto", "float32", "bfloat16"] = arg(
+        "auto",
+        help="Of the reward model's trunk; auto: as its files hold it. bfloat16 is faster where the processor has "
+        "it, and moves scores a little.",
+    )
     max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go; a stopped run goes on.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
@@ -93,7 +99,9 @@ def run_benchmark(
             "pair), so there is nothing to locate; --benchmark pairs takes pairs without marks."
         )
     others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
-    reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
+    reward_model = SegmentRewardModel.from_pretrained(
+        config.reward_model, dtype=getattr(torch, config.dtype, config.dtype)
+    )
     items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
     run, rows = RunDirectory(config.output_dir), list[dict[str, Any]]()
     if processes.is_main():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from rich.progress import track
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from reward_models.card import CARD_FILE, RewardModelCard
@@ -38,6 +38,7 @@ from segrew.language_models import (
     unused_pad_id,
 )
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, segment
+from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
 from segrew.text_rules import warn_of_fallbacks
 
 NORMALIZER_FILE = "normalizer.json"
@@ -70,6 +71,7 @@ class SegmentRewardModel:
         directory: str | Path,
         device: torch.device | None = None,
         *,
+        dtype: torch.dtype | str = "auto",
         segmentation: SegmentationConfig | None = None,
         base_model: str | None = None,
         chat_template: str | None = None,
@@ -77,6 +79,7 @@ class SegmentRewardModel:
         """Load a reward-model directory, a reward model of the hub, or one that another program wrote.
 
         Args:
+            dtype: of the trunk; "auto" as the files hold it. Heads are float32.
             segmentation, base_model, chat_template: for a checkpoint without `segrew.json`: where its rewards are read
                 (default once, at the stop token), the language model that cuts, and the template it was trained with.
 
@@ -102,7 +105,7 @@ class SegmentRewardModel:
                 str(directory), config, chat, segmentation=segmentation, base_model=base_model, segmenter=segmenter
             )
             normalizer = score_normalizer(config, card)
-        model = load_classifier(path).to(device).eval()
+        model = load_classifier(path, dtype=dtype).to(device).eval()
         if (path / NORMALIZER_FILE).exists():
             normalizer = LocationNormalizer.load(path / NORMALIZER_FILE)
         return cls(model, chat, card, normalizer, segmenter)
@@ -309,25 +312,76 @@ class SegmentRewardModel:
         rows = [self.encode(p, r, *option) for p, r, option in zip(prompts, responses, options, strict=True)]
         ended = torch.tensor([row.ended for row in rows], dtype=torch.bool)
         conversations = Conversations([row.prompt for row in rows], [row.response for row in rows], ended)
+        scored = self.score_rows(
+            conversations, list(responses), max_tokens=max_tokens, max_rows=batch_size, description=description
+        )
+        return [replace(record, cut=row.cut) for record, row in zip(scored, rows, strict=True)]
+
+    @torch.no_grad()
+    def score_rows(
+        self,
+        conversations: Conversations,
+        texts: Sequence[str | None],
+        *,
+        max_tokens: int = TOKENS_PER_BATCH,
+        max_rows: int | None = None,
+        description: str = "",
+    ) -> list[ScoredResponse]:
+        """Score encoded responses, in order; what the frozen segmenter says comes from the cache, or goes to it.
+
+        Args:
+            texts, description, max_tokens: as in `describe` and `score`.
+            max_rows: responses of one forward pass at most.
+        """
         scored: dict[int, ScoredResponse] = {}
         cuts: list[Segmentation] = []
-        batches = list(micro_batches(conversations, max_tokens, max_rows=batch_size))
-        for batch in track(batches, description, disable=not description):
-            part = conversations.select(batch)
-            segmentation, readings = self.segment_and_read(part)
-            cuts.append(segmentation)
-            texts = [responses[i] for i in batch]
-            for i, record in zip(batch, self.describe(segmentation, readings, part, texts), strict=True):
-                scored[i] = replace(record, cut=rows[i].cut)
+        with Progress(disable=not description) as progress:
+            bar = progress.add_task(description, total=len(conversations))
+            for first in range(0, len(conversations), CHUNK_ROWS):
+                chunk = conversations.select(list(range(first, min(first + CHUNK_ROWS, len(conversations)))))
+                features = self._features(chunk, max_tokens)
+                for rows in micro_batches(chunk, max_tokens, max_rows=max_rows):
+                    part, places = chunk.select(rows), [first + row for row in rows]
+                    known = None if features is None else features.of_rows(rows, chunk.lengths)
+                    segmentation, readings = self._read_rows(part, known)
+                    cuts.append(segmentation)
+                    described = self.describe(segmentation, readings, part, [texts[place] for place in places])
+                    scored.update(zip(places, described, strict=True))
+                    progress.advance(bar, len(rows))
         warn_of_fallbacks(cuts)
-        return [scored[i] for i in range(len(rows))]
+        return [scored[place] for place in range(len(conversations))]
+
+    def _read_rows(
+        self, conversations: Conversations, features: tuple[Tensor, ...] | None
+    ) -> tuple[Segmentation, Readings]:
+        if features is None:
+            return self.segment_and_read(conversations)
+        device = next(self.model.parameters()).device
+        logprobs, entropy, *states = (feature.to(device) for feature in features)
+        outputs = self.outputs_of(states[0]) if states else self.outputs(conversations)
+        segmentation = self.cut(conversations, logprobs, entropy)
+        return segmentation, self.read(conversations, segmentation, outputs)
+
+    def _features(self, conversations: Conversations, max_tokens: int) -> ResponseFeatures | None:
+        """What the frozen segmenter says, where the rule needs it; states, which are large, are read but not added."""
+        if not self.segmentation.needs_model:
+            return None
+        with_states = self.card.trunk_is_segmenter
+        return response_features(
+            self.segmenter(),
+            conversations,
+            max_tokens=max_tokens,
+            with_states=with_states,
+            store=not with_states,
+            fingerprint=self.segmenter_fingerprint,
+        )
 
     def describe(
         self,
         segmentation: Segmentation,
         readings: Readings,
         conversations: Conversations,
-        texts: list[str] | list[str | None] | None = None,
+        texts: Sequence[str | None] | None = None,
     ) -> list[ScoredResponse]:
         """Turn a scored batch into records with text.
 

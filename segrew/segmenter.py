@@ -6,6 +6,7 @@ Entropies are stored, not cuts, so another threshold costs no forward pass.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -38,6 +39,22 @@ class ResponseFeatures:
     logprobs: Float[Tensor, "b t"]
     entropy: Float[Tensor, "b t"]
     states: Float[Tensor, "n d"] | None
+
+    def of_rows(self, rows: list[int], lengths: list[int]) -> tuple[Tensor, ...]:
+        """Return log-probabilities and entropies of some rows, and their states, where kept, as [b t d].
+
+        Args:
+            lengths: of all rows.
+        """
+        width = max((lengths[row] for row in rows), default=0)
+        found = (self.logprobs[rows, :width], self.entropy[rows, :width])
+        if self.states is None:
+            return found
+        firsts = list(accumulate(lengths, initial=0))
+        states = self.states.new_zeros(len(rows), width, self.states.shape[1])
+        for k, row in enumerate(rows):
+            states[k, : lengths[row]] = self.states[firsts[row] : firsts[row + 1]]
+        return (*found, states)
 
 
 @torch.no_grad()

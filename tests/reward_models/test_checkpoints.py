@@ -166,7 +166,9 @@ def test_older_readers_find_rotary_base_and_tokenizer_class(tmp_path):
     write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "TokenizersBackend", "eos_token": "x"})
     write_for_older_readers(tmp_path)
     assert read_json(tmp_path / "config.json")["rope_theta"] == 5e5
-    assert read_json(tmp_path / "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
+    tokenizer = read_json(tmp_path / "tokenizer_config.json")
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast" and tokenizer["eos_token"] == "x"
+    assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
     write_for_older_readers(tmp_path / "empty")
 
 

@@ -103,6 +103,15 @@ def test_the_first_rows_of_each_subset_are_enough_for_a_look(tmp_path, head_dir,
     assert [entry["n"] for entry in run_benchmark(config)["subsets"].values()] == [2, 2, 2, 2]
 
 
+def test_dtype_is_that_of_the_trunk_and_part_of_the_settings(bench, head_dir):
+    as_stored, _, _ = bench("stored")
+    assert as_stored["settings"]["dtype"] == "float32"
+    half, out, _ = bench("half", dtype="bfloat16")
+    assert half["settings"]["dtype"] == "bfloat16" and len(read_jsonl(out / "scores.jsonl")) == 12
+    with pytest.raises(ValueError, match="dtype 'bfloat16', now 'float32'"):
+        bench("half")
+
+
 @pytest.mark.parametrize("rule", ["response", "token"])
 def test_a_frozen_trunk_of_any_rule_can_be_benchmarked(tmp_path, train, pairs_file, rule):
     train(tmp_path / "rm", tune="head", rule=rule)

@@ -10,9 +10,11 @@ from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.card import CARD_FILE, RewardModelCard
 from reward_models.reading import at_units, read_head, read_tokens
 from reward_models.segment_reward_model import NORMALIZER_FILE
-from segrew.language_models import Conversations, response_states, response_statistics
+from segrew import segmenter
+from segrew.language_models import Conversations, model_fingerprint, response_states, response_statistics
 from segrew.run_directory import read_json, write_json
 from segrew.segmentation import segment, segment_by_ngram, segment_by_response, segment_by_token
+from segrew.segmenter import response_features
 
 TEXTS = ["".join(random.Random(n).choices("abcdefgh ,.é", k=n)) for n in (1, 2, 7, 20, 40, 60)]
 PROMPTS = [[{"role": "user", "content": f"question {i % 4}?"}] for i in range(6)]
@@ -205,6 +207,32 @@ def test_a_trunk_that_is_the_segmenter_is_read_in_the_same_pass(build_scorer):
     shared = SegmentRewardModel(scorer.model, scorer.chat, card, segmenter=scorer.segmenter())
     for one, other in zip(scorer.score(PROMPTS, TEXTS), shared.score(PROMPTS, TEXTS), strict=True):
         assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_segmenter_s_pass_is_taken_from_the_cache(build_scorer, monkeypatch, tmp_path, frozen):
+    """A second score runs no segmenter; what was cached for other weights or other texts is not read."""
+    monkeypatch.setenv("SEGREW_CACHE", str(tmp_path))
+    scorer = build_scorer("entropy", threshold=3.3, trunk_is_segmenter=frozen)
+    if frozen:  # states are read, but only training adds them
+        conversations = [scorer.encode(p, t) for p, t in zip(PROMPTS, TEXTS, strict=True)]
+        ids = [row.prompt for row in conversations], [row.response for row in conversations]
+        rows = Conversations(*ids, torch.ones(6, dtype=torch.bool))
+        response_features(scorer.segmenter(), rows, with_states=True)
+    expected = [record.score for record in scorer.score(PROMPTS, TEXTS)]
+
+    passes, run = [], segmenter.response_states
+    monkeypatch.setattr(segmenter, "response_states", lambda m, rows: passes.append(len(rows)) or run(m, rows))
+    assert [record.score for record in scorer.score(PROMPTS, TEXTS, batch_size=2)] == pytest.approx(expected, abs=1e-5)
+    assert not passes
+    scorer.score(PROMPTS, [text + "." for text in TEXTS])
+    assert sum(passes) == 6
+    with torch.no_grad():
+        scorer.segmenter().lm_head.weight.mul_(2)
+    card = RewardModelCard(**vars(scorer.card) | {"segmenter_fingerprint": model_fingerprint(scorer.segmenter())})
+    other = SegmentRewardModel(scorer.model, scorer.chat, card, segmenter=scorer.segmenter())
+    other.score(PROMPTS, TEXTS)
+    assert sum(passes) == 12
 
 
 def test_truncated_text_is_read_at_its_last_kept_token(build_scorer):

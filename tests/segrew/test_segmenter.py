@@ -58,6 +58,22 @@ def test_features_are_those_of_each_row_alone(model, monkeypatch, max_tokens, ch
     assert found.entropy[~ROWS.mask].abs().sum() == 0 == found.logprobs[~ROWS.mask].abs().sum()
 
 
+@pytest.mark.parametrize("with_states", [True, False])
+def test_rows_of_features_are_those_rows_features(model, with_states):
+    whole = response_features(model, ROWS, with_states=with_states)
+    for rows in ([3, 0], [2], [1, 2, 3]):
+        alone = response_features(model, ROWS.select(rows), with_states=with_states, store=False)
+        logprobs, entropy, *states = whole.of_rows(rows, ROWS.lengths)
+        torch.testing.assert_close(logprobs, alone.logprobs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(entropy, alone.entropy, atol=1e-5, rtol=1e-5)
+        if with_states:
+            mask = ROWS.select(rows).mask
+            torch.testing.assert_close(states[0][mask], alone.states, atol=1e-5, rtol=1e-5)
+            assert states[0][~mask].abs().sum() == 0
+        else:
+            assert not states
+
+
 def test_a_second_reading_and_another_threshold_cost_no_pass(model, passes):
     first = response_features(model, ROWS)
     assert sum(passes) == 4

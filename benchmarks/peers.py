@@ -1,0 +1,170 @@
+"""What the benchmarks beside another package share: sides that take turns, each in a process of its own.
+
+A side is the benchmark's script again, in the peer's environment or in ours.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+Results = dict[str, list[dict[str, Any]]]  # of each side, one a turn
+
+
+def memory_mib(field: str = "VmHWM") -> int:
+    """Peak resident memory of this process alone; `VmRSS` is what it holds now. Linux only."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) // 1024
+    raise ValueError(f"/proc/self/status has no {field}; these benchmarks run on Linux.")
+
+
+def forget_peak() -> None:
+    """Give freed memory back to the system and let the peak start anew."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+@functools.cache
+def memory_of_imports() -> int:
+    """What this process held when it first asked: in later repetitions it holds on to what it freed."""
+    return memory_mib("VmRSS")
+
+
+@contextlib.contextmanager
+def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add wall time to an entry, and CPU time, which other jobs on the machine stretch less, to `NAME_cpu`."""
+    begin = time.perf_counter(), time.process_time()
+    yield
+    for key, spent in ((name, time.perf_counter() - begin[0]), (f"{name}_cpu", time.process_time() - begin[1])):
+        seconds[key] = seconds.get(key, 0.0) + spent
+
+
+def timed(seconds: dict[str, float], name: str, owner: Any, attribute: str) -> None:
+    """Time a function where a package calls it, from here on."""
+    function = getattr(owner, attribute)
+    function = getattr(function, "timed", function)  # of an earlier repetition
+
+    def call(*args: Any, **options: Any) -> Any:
+        with clock(seconds, name):
+            return function(*args, **options)
+
+    call.timed = function  # type: ignore[attr-defined]
+    setattr(owner, attribute, call)
+
+
+def serve(measure: Callable[[dict[str, Any]], dict[str, Any]], job: str) -> None:
+    """Be a side: measure once for each line of standard input, in a fresh folder; print the result as one line.
+
+    The peak of memory starts anew each time.
+    """
+    for _ in sys.stdin:
+        forget_peak()
+        with tempfile.TemporaryDirectory() as output:
+            result = measure(json.loads(job) | {"output": output})
+        print("\nRESULT " + json.dumps(result), flush=True)
+
+
+def alternate(
+    script: str,
+    sides: Mapping[str, tuple[str, dict[str, Any]]],
+    repeats: int,
+    threads: int,
+    keep: Callable[[Results], None],
+) -> Results:
+    """Let each side measure so often, by turns; each is a process of its own, which serves.
+
+    Args:
+        sides: name of each side, with its Python and the job that it gets as `--side NAME JOB`.
+        keep: called after every turn, so that a run that is stopped leaves what it has.
+    """
+    results: Results = {name: [] for name in sides}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled",
+        "TRL_EXPERIMENTAL_SILENCE": "1", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        errors = {name: stack.enter_context(tempfile.TemporaryFile("w+")) for name in sides}
+        workers = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [python, script, "--side", name, json.dumps(job)], env=environment, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors[name],
+                )
+            )
+            for name, (python, job) in sides.items()
+        }  # fmt: skip
+        for turn in range(repeats):
+            for name, worker in workers.items():
+                results[name].append(_ask(name, worker, errors[name]))
+                shown = {key: value for key, value in results[name][-1].items() if isinstance(value, int | float)}
+                print(f"turn {turn + 1} of {repeats}, {name}: {json.dumps(shown)}", flush=True)
+            keep(results)
+        for worker in workers.values():
+            assert worker.stdin is not None
+            worker.stdin.close()
+    return results
+
+
+def _ask(name: str, worker: Any, errors: Any) -> dict[str, Any]:
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+    for line in worker.stdout:
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    errors.seek(0)
+    sys.exit(f"side {name} failed:\n{errors.read()[-4000:]}")
+
+
+def median(results: list[dict[str, Any]], field: str) -> float:
+    """Median of one figure over a side's repetitions."""
+    return statistics.median(result[field] for result in results)
+
+
+def ratio(peer: list[dict[str, Any]], ours: list[dict[str, Any]], field: str) -> float:
+    """Median over turns of peer / ours: both of a turn ran one after the other, on a machine equally busy."""
+    return round(statistics.median(a[field] / b[field] for a, b in zip(peer, ours, strict=True)), 2)
+
+
+def met(target: float, *ratios: float) -> bool:
+    """Whether a target is met by wall time and by CPU time both: on a busy machine either alone can be luck."""
+    return min(ratios) >= target
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What the figures were taken on."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": names[0].split(":")[1].strip() if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "load_at_start": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of installed packages, for a side's result."""
+    return {name: importlib.metadata.version(name) for name in packages}
+
+
+def record(path: str, line: dict[str, Any]) -> None:
+    """Write a line to a JSON file, in place of an earlier one of the same name."""
+    file = Path(path)
+    lines = json.loads(file.read_text()) if file.exists() else []
+    lines = [other for other in lines if other["name"] != line["name"]] + [line]
+    file.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
