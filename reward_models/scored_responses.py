@@ -1,6 +1,7 @@
 """What a reward model says of a response, as records with text: the score, and the units that it is made of."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reward_models.normalizers import LocationNormalizer
@@ -48,7 +49,7 @@ def describe(
     segmentation: Segmentation,
     readings: Readings,
     conversations: Conversations,
-    texts: list[str] | list[str | None] | None = None,
+    texts: Sequence[str | None] | None = None,
 ) -> list[ScoredResponse]:
     """Turn a scored batch into records; see `SegmentRewardModel.describe`."""
     rewards, scores, locations = readings.rewards, readings.scores.tolist(), segmentation.locations
