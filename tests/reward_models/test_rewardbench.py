@@ -11,6 +11,7 @@ from rich.console import Console
 import reward_models.rewardbench as rewardbench
 from reward_models import SegmentRewardModel, rewardbench_scores
 from reward_models.rewardbench import BenchmarkConfig, run_benchmark
+from segrew import segmenter
 from segrew.cli import main
 from segrew.metrics import wilson_interval
 from segrew.run_directory import read_json, read_jsonl
@@ -122,6 +123,23 @@ def test_a_frozen_trunk_of_any_rule_can_be_benchmarked(tmp_path, train, pairs_fi
         benchmark="pairs",
     )
     assert run_benchmark(config)["subsets"]["all"]["n"] == 12
+
+
+def test_pairs_that_training_has_read_are_benchmarked_without_a_pass(tmp_path, train, pairs_file, monkeypatch):
+    """Their states are in the feature cache, whatever head was fitted on them."""
+    train(tmp_path / "rm", tune="head", head_penalty=3.0)
+    passes, run = [], segmenter.response_states
+    monkeypatch.setattr(segmenter, "response_states", lambda m, rows: passes.append(len(rows)) or run(m, rows))
+    of_the_model = []
+    monkeypatch.setattr(SegmentRewardModel, "outputs", lambda self, rows: of_the_model.append(len(rows)))
+    config = BenchmarkConfig(
+        reward_model=str(tmp_path / "rm"),
+        dataset_name=str(pairs_file),
+        output_dir=str(tmp_path / "a"),
+        benchmark="pairs",
+    )
+    assert run_benchmark(config)["subsets"]["all"]["n"] == 12
+    assert not passes and not of_the_model
 
 
 # the run: resuming, batch sizes, comparing, other files
