@@ -14,7 +14,7 @@ from policy.rollout import Answers, sample_answers
 from policy.room import check_room
 from policy.sampling import GenerationEngine, Sampling
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.scored_responses import ScoredResponse
 from segrew import processes
 from segrew.chat import ChatFormat, Message
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.scored_responses import ScoredResponse
 from segrew.chat import Message
 from segrew.metrics import bootstrap_interval
 from segrew.run_directory import write_jsonl

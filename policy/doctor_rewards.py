@@ -10,7 +10,8 @@ from policy.doctor_numbers import SAME
 from policy.doctor_subject import DoctorConfig, Finding, Reader, Skip
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.score import Answer
-from reward_models.segment_reward_model import NORMALIZER_FILE, ScoredResponse
+from reward_models.scored_responses import ScoredResponse
+from reward_models.segment_reward_model import NORMALIZER_FILE
 from segrew.language_models import plain_model
 
 TRAINED = 2 / 3  # accuracy on pairs from which a head is taken to be trained whatever its weights look like

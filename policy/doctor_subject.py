@@ -15,7 +15,7 @@ from reward_models import SegmentRewardModel
 from reward_models.checkpoints import find_checkpoint, load_classifier
 from reward_models.reading import read_head
 from reward_models.score import Answer, load_answers
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.scored_responses import ScoredResponse
 from segrew.chat import ChatFormat
 from segrew.chat_templates import template_text
 from segrew.config import arg

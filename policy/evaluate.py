@@ -4,7 +4,7 @@ import torch
 from rich.progress import track
 
 from reward_models import SegmentRewardModel
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.scored_responses import ScoredResponse
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 
 

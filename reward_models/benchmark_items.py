@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
+from reward_models.scored_responses import ScoredResponse
+from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_pair
 from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reward_models.segment_reward_model import Segment
+from reward_models.scored_responses import Segment
 from segrew.metrics import wilson_interval
 from segrew.preferences import Fault
 

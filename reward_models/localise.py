@@ -20,7 +20,8 @@ from reward_models.localisation_metrics import (
     unit_rewards,
     words_of_tokens,
 )
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
+from reward_models.scored_responses import ScoredResponse
+from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.token_credit import final_attention, prefix_values
 from segrew.language_models import TOKENS_PER_BATCH
 

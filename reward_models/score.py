@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from reward_models.segment_reward_model import ScoredResponse, SegmentRewardModel
+from reward_models.scored_responses import ScoredResponse
+from reward_models.segment_reward_model import SegmentRewardModel
 from segrew import processes
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict

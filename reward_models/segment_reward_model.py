@@ -1,8 +1,7 @@
 """A reward model read at unit ends: an ordinary sequence-classification checkpoint plus `segrew.json`."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from reward_models.checkpoints import (
 from reward_models.foreign_checkpoints import card_of, score_normalizer
 from reward_models.normalizers import LocationNormalizer
 from reward_models.reading import Readings, at_units, read_tokens
+from reward_models.scored_responses import ScoredResponse, describe
 from segrew.chat import ChatFormat, Message
 from segrew.encoding import EncodedAnswer, encode_answer
 from segrew.language_models import (
@@ -42,38 +42,6 @@ from segrew.segmenter import CHUNK_ROWS, ResponseFeatures, response_features
 from segrew.text_rules import warn_of_fallbacks
 
 NORMALIZER_FILE = "normalizer.json"
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One unit of a scored response.
-
-    Args:
-        start, end: character offsets in the response, [start, end); the texts of all units rebuild it.
-        tokens: number of tokens, a final stop token included.
-        reward: raw reading; normalized: by location, None without a normalizer; location: (k + 1) / count.
-    """
-
-    text: str
-    start: int
-    end: int
-    tokens: int
-    reward: float
-    normalized: float | None
-    location: float
-
-
-@dataclass(frozen=True)
-class ScoredResponse:
-    """A response's score e(x, y) and the units it is made of.
-
-    Args:
-        cut: what had to be cut to fit the reward model's maximum length, of "prompt" and "answer".
-    """
-
-    score: float
-    segments: list[Segment]
-    cut: tuple[str, ...] = ()
 
 
 class SegmentRewardModel:
@@ -423,36 +391,4 @@ class SegmentRewardModel:
         Raises:
             ValueError: a score is no number, so that none is written down as a result; the message has its text.
         """
-        rewards, scores, locations = readings.rewards, readings.scores.tolist(), segmentation.locations
-        normalized = self.normalizer.normalize(rewards, segmentation).tolist() if self.normalizer else None
-        columns = zip(
-            segmentation.counts.tolist(),
-            segmentation.ends.tolist(),
-            segmentation.lengths.tolist(),
-            strict=True,
-        )
-        records = []
-        for b, (count, ends, lengths) in enumerate(columns):
-            ids = conversations.responses[b]
-            own = texts[b] if texts else None
-            text = self.chat.decode(ids) if own is None else own
-            if not math.isfinite(scores[b]):
-                raise ValueError(
-                    f"the reward model gave the score {scores[b]} to {text[:60]!r}: its weights hold numbers that are "
-                    "not finite, or overflow. Restore its files, or train it again."
-                )
-            spans = self.chat.cut_text(ids, ends[:count], own)
-            segments = [
-                Segment(
-                    text=text[start:stop],
-                    start=start,
-                    end=stop,
-                    tokens=lengths[k],
-                    reward=float(rewards[b, k]),
-                    normalized=normalized[b][k] if normalized else None,
-                    location=float(locations[b, k]),
-                )
-                for k, (start, stop) in enumerate(spans)
-            ]
-            records.append(ScoredResponse(scores[b], segments))
-        return records
+        return describe(self.chat, self.normalizer, segmentation, readings, conversations, texts)

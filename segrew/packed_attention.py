@@ -22,6 +22,7 @@ from segrew.packing import PackedRows, lay_out
 
 NAME = "segrew_packed"
 TILE = 128  # FlexAttention's own block, in tokens
+_NO_WINDOW = 2**30
 SMALLEST_HEAD = 16  # its kernels multiply no narrower
 # Row totals, precision, gradients, heads, caps and windows each make a kernel of their own. Past dynamo's limit, which
 # is 8, it would run uncompiled without a word, holding every pair of tokens.
@@ -100,17 +101,13 @@ def mask_function(packed: PackedRows, window: int | None, device: torch.device) 
         for numbers in (packed.prompt_of, packed.row_of, packed.positions)
     )
 
-    # Lambdas, as the mask and the cap are compiled into the kernel: nothing may wrap them. Two, as a window that
-    # changes from call to call would become an unknown of the kernel.
-    if window is None:
-        return lambda batch, head, q, k: (
-            (prompt[q] == prompt[k]) & ((row[k] == -1) | (row[k] == row[q])) & (position[q] >= position[k])
-        )
+    earliest = position - ((window or _NO_WINDOW) - 1)  # a tensor: a number would become an unknown of the kernel
+    # Lambdas, as the mask and the cap are compiled into the kernel: nothing may wrap them.
     return lambda batch, head, q, k: (
         (prompt[q] == prompt[k])
         & ((row[k] == -1) | (row[k] == row[q]))
         & (position[q] >= position[k])
-        & (position[q] - position[k] < window)
+        & (position[k] >= earliest[q])
     )
 
 
@@ -139,7 +136,10 @@ def _flex_attention(device: str) -> Callable[..., Any]:
     """FlexAttention is a kernel only when compiled; on CPU, for tests, it runs as it is written."""
     attention: Any = flex_attention
     if device == "cuda":
-        limits: Any = torch._dynamo.config.patch(recompile_limit=KERNELS, fail_on_recompile_limit_hit=True)
+        # Another cap or scale than before is another constant: as an unknown of the kernel, inductor cannot lower it.
+        limits: Any = torch._dynamo.config.patch(
+            recompile_limit=KERNELS, fail_on_recompile_limit_hit=True, specialize_float=True
+        )
         attention = limits(torch.compile(flex_attention))
     return attention
 

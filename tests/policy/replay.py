@@ -26,17 +26,17 @@ def replayed(known: dict[str, list]) -> Iterator[None]:
         step = number
         return collect(run, number, *rest)
 
-    def sample_answers(model, chat, prompts, *rest):
+    def sample_answers(model, chat, prompts, *rest, **options):
         names = [f"{step} {prompt}" for prompt in prompts]
         if names[0] not in known:
-            drawn, found = sample(model, chat, prompts, *rest), defaultdict(list)
+            drawn, found = sample(model, chat, prompts, *rest, **options), defaultdict(list)
             columns = drawn.conversations.responses, drawn.texts, drawn.conversations.ended.tolist()
             for name, *row in zip(names, *columns, strict=True):
                 found[name].append(row)
             known.update(found)
         rows = [known[name][names[:i].count(name)] for i, name in enumerate(names)]
         responses, texts, ended = (list(column) for column in zip(*rows, strict=True))
-        return Answers(Conversations(prompts, responses, torch.tensor(ended)), texts)
+        return Answers(Conversations(prompts, responses, torch.tensor(ended)), texts, [None] * len(prompts))
 
     with patch.object(ppo, "collect", noting_the_step), patch.object(ppo, "sample_answers", sample_answers):
         yield

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from policy.best_of import Candidates, expected_best_of, plot_sweep, sweep_row, write_training_sets
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.scored_responses import ScoredResponse
 from segrew.run_directory import read_jsonl
 
 SCORES = [0.3, -1.0, 2.5, 0.3, 0.9, -0.2]

@@ -7,7 +7,7 @@ import pytest
 
 from policy.best_of import Candidates
 from policy.compare_scores import compare, comparison_table, scores_before, write_comparison
-from reward_models.segment_reward_model import ScoredResponse
+from reward_models.scored_responses import ScoredResponse
 
 
 def prompt(i):

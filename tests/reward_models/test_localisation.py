@@ -3,7 +3,7 @@
 import pytest
 
 from reward_models.localisation import in_lowest_third, localisation, segment_of_fault
-from reward_models.segment_reward_model import Segment
+from reward_models.scored_responses import Segment
 from segrew.preferences import Fault
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from reward_models import SegmentRewardModel
 from reward_models.score import Answer, coloured, load_answers
-from reward_models.segment_reward_model import ScoredResponse, Segment
+from reward_models.scored_responses import ScoredResponse, Segment
 from segrew.cli import main
 from segrew.preferences import everyday_pairs
 from segrew.run_directory import read_jsonl
