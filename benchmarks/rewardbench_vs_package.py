@@ -4,9 +4,11 @@
     python benchmarks/rewardbench_vs_package.py --peer_python /tmp/rb/bin/python --dataset reward_bench.jsonl
 
 The model is SmolLM2-135M with a head fitted on 32 embedded pairs (or --reward_model), read once at the stop token,
-under a template that writes nothing after it: the program reads the last token of the text. On a machine without CUDA
-the program's `.to("cuda")` is turned to the CPU, and its quantization is off. A figure counts encoding and scoring and
-leaves out loading, which is listed. Prints a table and writes a line of --output.
+under a template that writes nothing after it: the program reads the last token of the text. It encodes prompt and
+answer as one text, so white space at the head of an answer joins the template's line feed; segrew keeps the answer's
+tokens, as a policy writes them. Scores are compared on the rows where both are the same tokens, which are counted. On a
+machine without CUDA the program's `.to("cuda")` is turned to the CPU, and its quantization is off. A figure counts
+encoding and scoring and leaves out loading, which is listed. Prints a table and writes a line of --output.
 """
 
 import argparse
@@ -146,8 +148,16 @@ def fit_head(folder: Path, quick: bool) -> str:
     return str(folder / "reward_model")
 
 
+def same_tokens(chat: Any, turns: list[dict[str, str]]) -> bool:
+    """Whether the whole text, which the program encodes, has the tokens of prompt and answer one after the other."""
+    whole = chat.tokenizer(chat.tokenizer.apply_chat_template(turns, tokenize=False))["input_ids"]
+    return whole == chat.prompt_ids(turns[:-1]) + chat.response_ids(turns[-1]["content"])
+
+
 def prepare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Write the rows for both sides: every k-th of the file, long ones left out."""
+    from segrew.chat import ChatFormat
+    from segrew.language_models import load_tokenizer
     from segrew.records import read_records
 
     rows = [row for _, row in read_records(arguments.dataset) if len(str(row)) <= arguments.max_characters]
@@ -160,10 +170,13 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         }
         for row in rows
     ]
+    reward_model = str(Path(arguments.reward_model or fit_head(folder, arguments.quick)).resolve())
+    chat = ChatFormat.from_tokenizer(load_tokenizer(reward_model))
     (folder / "conversations.json").write_text("".join(json.dumps(row) + "\n" for row in conversations))
     return {
         "dataset": str(folder / "rows.jsonl"), "conversations": str(folder / "conversations.json"), "batch": 8,
-        "reward_model": str(Path(arguments.reward_model or fit_head(folder, arguments.quick)).resolve()),
+        "reward_model": reward_model,
+        "same_tokens": [all(same_tokens(chat, turns) for turns in row.values()) for row in conversations],
         "theirs": "float16" if arguments.dtype == "default" else arguments.dtype,
         "ours": "auto" if arguments.dtype == "default" else arguments.dtype,
         "rows": len(rows), "subsets": [row["subset"] for row in rows],
@@ -176,6 +189,7 @@ def line_of(
     peer, ours = results["rewardbench"], results["segrew"]
     target, speedup = 2.5 if arguments.dtype == "float32" else 5.0, ratio(peer, ours, "seconds_per_pair")
     pairs = list(zip(peer[0]["scores"], ours[0]["scores"], strict=True))
+    equal = [pair for pair, same in zip(pairs, job["same_tokens"], strict=True) if same]
     line = {
         "name": f"{arguments.dtype}, {job['rows']} rows",
         "machine": where,
@@ -192,14 +206,16 @@ def line_of(
         "accuracies": [side[0]["accuracy"] for side in (peer, ours)],
         "sections": [side[0]["sections"] for side in (peer, ours)],
         "rows_judged_alike": sum((a > b) == (c > d) for (a, b), (c, d) in pairs),
-        "largest_difference_of_a_score": max(abs(x - y) for a, b in pairs for x, y in zip(a, b, strict=True)),
+        "rows_of_equal_tokens": len(equal),
+        "of_these_judged_alike": sum((a > b) == (c > d) for (a, b), (c, d) in equal),
+        "largest_difference_of_their_scores": max(abs(x - y) for a, b in equal for x, y in zip(a, b, strict=True)),
         "seconds_of_each_turn": {
             name: [round(turn["parts"]["score"], 2) for turn in side] for name, side in results.items()
         },
         "versions": peer[0]["versions"],
-        "target": f"≥ {target}x" + (", equal accuracies" if arguments.dtype == "float32" else ""),
+        "target": f"≥ {target}x" + (", rows of equal tokens alike" if arguments.dtype == "float32" else ""),
     }
-    alike = arguments.dtype != "float32" or line["rows_judged_alike"] == job["rows"]
+    alike = arguments.dtype != "float32" or line["of_these_judged_alike"] == len(equal)
     line["met"] = alike and met(target, speedup, line["cpu_time_ratio"])
     return line
 
@@ -243,8 +259,9 @@ def main() -> None:
     )
     table.add_row("CPU time", "", "", f"{line['cpu_time_ratio']}x", "")
     table.add_row("accuracy", *(f"{value:.4f}" for value in line["accuracies"]), "", "")
-    alike_rows = f"{line['rows_judged_alike']} of {job['rows']}"
-    table.add_row("rows judged alike", "", "", alike_rows, f"scores within {line['largest_difference_of_a_score']:.1e}")
+    for kind, count in (("rows_judged_alike", job["rows"]), ("of_these_judged_alike", line["rows_of_equal_tokens"])):
+        table.add_row(kind.replace("_", " "), "", "", f"{line[kind]} of {count}", "")
+    table.add_row("largest difference", "", "", f"{line['largest_difference_of_their_scores']:.1e}", "of their scores")
     Console(width=110).print(table)
 
 
