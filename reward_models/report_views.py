@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from math import isclose
 from statistics import StatisticsError, correlation
 from typing import Any
 
@@ -14,6 +15,7 @@ FEATURED, MORE = 8, 40
 MOST_SEGMENTS = 20_000  # on the page in all, so that it opens at once whatever the rule
 
 Item = list[dict[str, Any]]  # one answer as each run of a view scored it
+Texts = dict[tuple[str, int], dict[str, Any]]  # rows by what they score
 
 
 def answers(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
@@ -23,6 +25,7 @@ def answers(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     shown then.
     """
     texts = [_texts(run.answers) for run in runs]
+    texts = [{} if any(_repeats(held, other) for other in texts) else held for held in texts]
     views: list[tuple[list[int], list[tuple[str, int]]]] = []
     for i, held in enumerate(texts):
         for members, shared in views:
@@ -38,9 +41,17 @@ def answers(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     ]
 
 
-def _texts(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+def _repeats(held: Texts, other: Texts) -> bool:
+    """Whether scores without segments are those that the same model has with segments elsewhere."""
+    if any(segments_of(row) for row in held.values()) or not any(segments_of(row) for row in other.values()):
+        return False
+    pairs = [(finite(row.get("score")), finite(other.get(text, {}).get("score"))) for text, row in held.items()]
+    return all(a is not None and b is not None and isclose(a, b, rel_tol=0.01, abs_tol=0.01) for a, b in pairs)
+
+
+def _texts(rows: Sequence[dict[str, Any]]) -> Texts:
     """Rows by prompt and response, and by how many rows before have the same: pairs may share an answer."""
-    held: dict[tuple[str, int], dict[str, Any]] = {}
+    held: Texts = {}
     times: dict[str, int] = defaultdict(int)
     for row in rows:
         turns = row.get("prompt") if row.get("prompt") is not None else [row.get("id"), row.get("side")]

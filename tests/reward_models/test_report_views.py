@@ -98,3 +98,12 @@ def test_a_page_holds_so_many_answers_and_segments(segments):
     (view,) = answers([RunFiles("one", answers=held)])
     drawn = min(FEATURED + MORE, MOST_SEGMENTS // segments)
     assert view["total"] == 60 and len(view["shown"]) + len(view["more"]) == drawn
+
+
+@pytest.mark.parametrize(("score", "names"), [(2.001, "one"), (2.5, "one · its training")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_whole_scores_that_only_repeat_a_models_segments_are_left_out(score, names, turned):
+    whole = [answer | {"segments": []} for answer in pair(score, 1.0)]
+    runs = [RunFiles("one", answers=pair(2.0, 1.0)), RunFiles("its training", answers=whole)]
+    (view,) = answers(runs[::-1] if turned else runs)
+    assert sorted(view["name"].split(" · ")) == sorted(names.split(" · "))
