@@ -187,7 +187,7 @@ def line_of(
     arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
 ) -> dict[str, Any]:
     peer, ours = results["rewardbench"], results["segrew"]
-    target, speedup = 2.5 if arguments.dtype == "float32" else 5.0, ratio(peer, ours, "seconds_per_pair")
+    target, speedup = 5.0 if arguments.dtype == "default" else 2.5, ratio(peer, ours, "seconds_per_pair")
     pairs = list(zip(peer[0]["scores"], ours[0]["scores"], strict=True))
     equal = [pair for pair, same in zip(pairs, job["same_tokens"], strict=True) if same]
     line = {
