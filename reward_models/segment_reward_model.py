@@ -236,27 +236,41 @@ class SegmentRewardModel:
 
     @torch.no_grad()
     def segment_and_output(
-        self, conversations: Conversations, *, generator: torch.Generator | None = None
+        self,
+        conversations: Conversations,
+        *,
+        known: tuple[Tensor, ...] | None = None,
+        generator: torch.Generator | None = None,
     ) -> tuple[Segmentation, Float[Tensor, "b t k"]]:
         """Cut responses by this model's rule, and return what the heads say after every token.
 
         One pass where the trunk is the segmenter, or where the rule asks no model.
 
         Args:
+            known: log-probabilities and entropies of the segmenter's pass, and its states where it is the trunk, if
+                they are known; see `ResponseFeatures.of_rows`.
             generator: for a rule that draws.
         """
         logprobs = entropy = outputs = None
-        if self.segmentation.needs_model:
+        if known is not None:
+            device = next(self.model.parameters()).device
+            logprobs, entropy, *states = (feature.to(device) for feature in known)
+            outputs = self.outputs_of(states[0]) if states else None
+        elif self.segmentation.needs_model:
             logprobs, entropy, outputs = self.segmenter_pass(conversations)
         if outputs is None:
             outputs = self.outputs(conversations)
         return self.cut(conversations, logprobs, entropy, generator=generator), outputs
 
     def segment_and_read(
-        self, conversations: Conversations, *, generator: torch.Generator | None = None
+        self,
+        conversations: Conversations,
+        *,
+        known: tuple[Tensor, ...] | None = None,
+        generator: torch.Generator | None = None,
     ) -> tuple[Segmentation, Readings]:
         """Cut responses by this model's rule and read each unit; see `segment_and_output`."""
-        segmentation, outputs = self.segment_and_output(conversations, generator=generator)
+        segmentation, outputs = self.segment_and_output(conversations, known=known, generator=generator)
         return segmentation, self.read(conversations, segmentation, outputs)
 
     def encode(
@@ -343,24 +357,13 @@ class SegmentRewardModel:
                 for rows in micro_batches(chunk, max_tokens, max_rows=max_rows):
                     part, places = chunk.select(rows), [first + row for row in rows]
                     known = None if features is None else features.of_rows(rows, chunk.lengths)
-                    segmentation, readings = self._read_rows(part, known)
+                    segmentation, readings = self.segment_and_read(part, known=known)
                     cuts.append(segmentation)
                     described = self.describe(segmentation, readings, part, [texts[place] for place in places])
                     scored.update(zip(places, described, strict=True))
                     progress.advance(bar, len(rows))
         warn_of_fallbacks(cuts)
         return [scored[place] for place in range(len(conversations))]
-
-    def _read_rows(
-        self, conversations: Conversations, features: tuple[Tensor, ...] | None
-    ) -> tuple[Segmentation, Readings]:
-        if features is None:
-            return self.segment_and_read(conversations)
-        device = next(self.model.parameters()).device
-        logprobs, entropy, *states = (feature.to(device) for feature in features)
-        outputs = self.outputs_of(states[0]) if states else self.outputs(conversations)
-        segmentation = self.cut(conversations, logprobs, entropy)
-        return segmentation, self.read(conversations, segmentation, outputs)
 
     def _features(self, conversations: Conversations, max_tokens: int) -> ResponseFeatures | None:
         """What the frozen segmenter says, where the rule needs it; states, which are large, are read but not added."""
