@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import torch
 
 from policy.code_promises import trusted_launcher
-from policy.doctor_subject import DoctorConfig, Finding, Skip, Subject, free_memory
-from policy.memory import available_memory, estimate_memory
+from policy.doctor_subject import DoctorConfig, Finding, Skip, Subject
+from policy.memory import TAKES_LESS, available_memory, estimate_memory, free_memory
 from policy.ppo_config import PPOConfig
 from segrew.language_models import best_device, best_dtype
 from segrew.phrases import load_parser
@@ -74,11 +74,7 @@ def memory(subject: Subject, config: DoctorConfig) -> Finding:
     measured = f"{has}, PPO's defaults take up to {need / 1e9:.1f}"
     if need <= there:
         return Finding("ok", measured, need)
-    remedy = (
-        "Lower --per_device_train_batch_size or --max_prompt_length, or take --use_peft true or "
-        "--gradient_checkpointing true."
-    )
-    return Finding("warning", measured, need, remedy)
+    return Finding("warning", measured, need, f"Lower {TAKES_LESS}")
 
 
 def sandbox() -> Finding:

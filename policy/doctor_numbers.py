@@ -35,10 +35,14 @@ def _apart(one: list[Tensor], other: list[Tensor]) -> float:
     return (difference / first.abs().nan_to_num(posinf=1.0).max().clamp(min=1.0)).item()
 
 
-def _same(differences: dict[str, float], remedy: str) -> Finding:
-    worst = max(differences.values())
-    measured = ", ".join(f"{value:.1e} in {name}" for name, value in differences.items())
+def same(worst: float, measured: str, remedy: str) -> Finding:
+    """Numbers that should be equal: ok where the worst difference is of rounding."""
     return Finding("ok", measured, worst) if worst <= SAME else Finding("fault", measured, worst, remedy)
+
+
+def _same(differences: dict[str, float], remedy: str) -> Finding:
+    measured = ", ".join(f"{value:.1e} in {name}" for name, value in differences.items())
+    return same(max(differences.values()), measured, remedy)
 
 
 def batch_size(readers: list[Reader]) -> Finding:
@@ -130,13 +134,11 @@ def decoding(model: nn.Module, chat: ChatFormat, readers: list[Reader], config: 
     short = (logits.max(-1).values - taken)[rows.mask.to(logits.device)].nan_to_num(nan=torch.inf)
     worst = (short.max() / logits.abs().nan_to_num(posinf=1.0).max().clamp(min=1.0)).item()
     measured = f"{worst:.1e} below the likeliest, {short.numel()} tokens"
-    if worst <= SAME:
-        return Finding("ok", measured, worst)
     remedy = (
         "Generation and scoring disagree, so log-probabilities do not describe the answers drawn: update transformers "
         "or take another attention (attn_implementation)."
     )
-    return Finding("fault", measured, worst, remedy)
+    return same(worst, measured, remedy)
 
 
 @torch.no_grad()
@@ -155,13 +157,11 @@ def first_kl(
         (others,) = roles.reference_pass(rows, temperatures=[1.0], max_tokens=TOKENS_PER_BATCH).logprobs
     worst, kl = _largest(logprobs - others, rows), _largest(kl_estimates(logprobs, others)[2], rows)
     measured = f"log-ratios up to {worst:.1e}, k3 up to {kl:.1e}, {str(dtype).removeprefix('torch.')}"
-    if worst <= SAME:
-        return Finding("ok", measured, worst)
     remedy = (
         "Policy and reference must be one model in one dtype without dropout: PPO would pay a KL before it has "
         "changed anything, and ratios would not start at 1."
     )
-    return Finding("fault", measured, worst, remedy)
+    return same(worst, measured, remedy)
 
 
 def _largest(numbers: Float[Tensor, "b t"], rows: Conversations) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from policy.doctor_numbers import SAME
+from policy.doctor_numbers import SAME, same
 from policy.doctor_subject import DoctorConfig, Finding, Reader, Skip
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.score import Answer
@@ -83,10 +83,8 @@ def stock_reading(readers: list[Reader], reward_model: SegmentRewardModel) -> Fi
     ours = torch.stack([row[-1] for row in reader.read()])
     worst = ((stock - ours).abs().nan_to_num(nan=torch.inf).max() / ours.abs().max().clamp(min=1.0)).item()
     measured = f"{worst:.1e} apart, padding with id {pad}"
-    if worst <= SAME:
-        return Finding("ok", measured, worst)
     remedy = "Set pad_token_id in config.json to a token that ends no answer; `save_pretrained` of segrew writes one."
-    return Finding("fault", measured, worst, remedy)
+    return same(worst, measured, remedy)
 
 
 def _normalizer(reward_model: SegmentRewardModel) -> LocationNormalizer:

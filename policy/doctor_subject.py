@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import psutil
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from policy.memory import free_memory
 from reward_models import SegmentRewardModel
+from reward_models.card import CARD_FILE
 from reward_models.checkpoints import find_checkpoint, load_classifier
 from reward_models.reading import read_head
 from reward_models.score import Answer, load_answers
@@ -118,11 +119,6 @@ class Reader:
         return self.reload(dtype)
 
 
-def free_memory() -> int:
-    """Bytes that are free on the accelerator, or on this machine where there is none."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
-
-
 def _name(config: DoctorConfig) -> str:
     name = config.model_name_or_path or config.reward_model
     if name is None:
@@ -160,7 +156,7 @@ def _reference(model: nn.Module) -> nn.Module:
 def _reward_model(config: DoctorConfig) -> SegmentRewardModel:
     if config.reward_model is None:
         raise Skip("no --reward_model")
-    own = (find_checkpoint(config.reward_model) / "segrew.json").is_file()
+    own = (find_checkpoint(config.reward_model) / CARD_FILE).is_file()
     template = None if own else config.chat_template
     loaded = SegmentRewardModel.from_pretrained(config.reward_model, chat_template=template)
     loaded.model.float()

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +17,9 @@ from segrew.language_models import adapter_base
 FLOAT32 = 4
 # Bytes kept for the backward pass per token, layer and hidden unit: 17 activations of 4 bytes, or the layer's input.
 ACTIVATIONS, CHECKPOINTED_ACTIVATIONS = 17 * FLOAT32, FLOAT32
+TAKES_LESS = (  # what follows "lower"
+    "--per_device_train_batch_size or --max_prompt_length, or take --use_peft true or --gradient_checkpointing true."
+)
 
 
 def estimate_memory(config: PPOConfig) -> dict[str, int]:
@@ -65,6 +69,11 @@ def available_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def free_memory() -> int:
+    """Bytes that are free on the accelerator, or on this machine where there is none."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
+
+
 def count_by_role(models: dict[str, torch.nn.Module]) -> list[dict[str, str | int]]:
     """Weights of each role: parameters, those that train, those held by a role before it, and bytes of the others."""
     held: set[int] = set()
@@ -107,7 +116,4 @@ def print_memory(estimate: dict[str, int], console: Console) -> None:
     table.add_row("together", f"{total / 1e9:.2f} of {there / 1e9:.1f}")
     console.print(table)
     if total > there:
-        console.print(
-            "[yellow]More than this machine has:[/] lower --per_device_train_batch_size or --max_prompt_length, or "
-            "take --use_peft true or --gradient_checkpointing true."
-        )
+        console.print(f"[yellow]More than this machine has:[/] lower {TAKES_LESS}")
