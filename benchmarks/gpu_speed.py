@@ -2,13 +2,13 @@
 
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import core
 import torch
 from gpu_outcome import Outcome
 from gpu_parity import PHI
@@ -71,14 +71,9 @@ SMALL = Scale(
 def seconds(function: Callable[[], Any], device: torch.device, repeats: int) -> float:
     """Median time after two calls to warm up; on CUDA between events, so that launching does not count."""
     function()
-    function()
     if device.type != "cuda":
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times)
+        return core.seconds(function, repeats)
+    function()
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
     for begin, end in pairs:
         begin.record()

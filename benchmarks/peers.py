@@ -3,6 +3,7 @@
 A side is the benchmark's script again, in the peer's environment or in ours.
 """
 
+import argparse
 import contextlib
 import ctypes
 import functools
@@ -22,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 Results = dict[str, list[dict[str, Any]]]  # of each side, one a turn
+Measure = Callable[[dict[str, Any]], dict[str, Any]]  # a job to a result
 
 
 def memory_mib(field: str = "VmHWM") -> int:
@@ -67,7 +69,7 @@ def timed(seconds: dict[str, float], name: str, owner: Any, attribute: str) -> N
     setattr(owner, attribute, call)
 
 
-def serve(measure: Callable[[dict[str, Any]], dict[str, Any]], job: str) -> None:
+def serve(measure: Measure, job: str) -> None:
     """Be a side: measure once for each line of standard input, in a fresh folder; print the result as one line.
 
     The peak of memory starts anew each time.
@@ -128,6 +130,43 @@ def _ask(name: str, worker: Any, errors: Any) -> dict[str, Any]:
             return json.loads(line.removeprefix("RESULT "))
     errors.seek(0)
     sys.exit(f"side {name} failed:\n{errors.read()[-4000:]}")
+
+
+def parse(
+    parser: argparse.ArgumentParser, output: str, peer: Measure, ours: Measure, peer_name: str
+) -> argparse.Namespace | None:
+    """Add the flags that all of these benchmarks have, and read them; None where this process was a side.
+
+    Args:
+        output: the JSON file. peer, ours: measure one side; peer_name: of the first.
+    """
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a tiny model: checks the benchmark")
+    parser.add_argument("--output", default=output)
+    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        name, job = arguments.side
+        serve(peer if name == peer_name else ours, job)
+        return None
+    if not arguments.peer_python or not arguments.dataset:
+        parser.error("--peer_python and --dataset are needed")
+    return arguments
+
+
+def take_turns(
+    script: str,
+    sides: Mapping[str, tuple[str, dict[str, Any]]],
+    arguments: argparse.Namespace,
+    line_of: Callable[[Results], dict[str, Any]],
+) -> dict[str, Any]:
+    """Let the sides measure by turns, recording what there is after each; return the last line."""
+
+    def keep(results: Results) -> None:
+        record(arguments.output, line_of(results))
+
+    return line_of(alternate(script, sides, arguments.repeats, arguments.threads, keep))
 
 
 def median(results: list[dict[str, Any]], field: str) -> float:

@@ -1,7 +1,6 @@
 """What the benchmarks of PPO start from: a model, a reward model with a head on its frozen trunk, and settings."""
 
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,24 +42,3 @@ def settings(model: str, reward_model: str, output: str, **changes: Any) -> PPOC
     fixed: dict[str, Any] = {"model_name_or_path": model, "reward_model_path": reward_model, "output_dir": output}
     fixed |= {"use_peft": True, "action_rule": "entropy", "save_steps": 0, "learning_rate": 1e-4}
     return PPOConfig(**fixed | changes)
-
-
-class Stopwatch:
-    """Sums up wall seconds and this process's CPU seconds of functions that it watches."""
-
-    def __init__(self) -> None:
-        self.wall: dict[str, float] = {}
-        self.cpu: dict[str, float] = {}
-
-    def watch(self, owner: Any, name: str) -> None:
-        """Put a timed function in the place of `owner.name`."""
-        inner = getattr(owner, name)
-
-        def timed(*inputs: Any, **options: Any) -> Any:
-            wall, cpu = time.perf_counter(), time.process_time()
-            found = inner(*inputs, **options)
-            self.wall[name] = self.wall.get(name, 0.0) + time.perf_counter() - wall
-            self.cpu[name] = self.cpu.get(name, 0.0) + time.process_time() - cpu
-            return found
-
-        setattr(owner, name, timed)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ppo_fixture import Stopwatch, models, settings
+from peers import timed
+from ppo_fixture import models, settings
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,7 @@ TARGET = 0.02
 
 def steps_of(count: int, quick: bool, prompts: int, tokens: int) -> list[dict[str, dict[str, float]]]:
     """Wall and CPU seconds of each part in each step; the first step, which warms up, is left out."""
-    watch = Stopwatch()
+    seconds: dict[str, float] = {}
     for owner, name in (
         (Roles, "reference_pass"),
         (ppo, "cut_units"),
@@ -38,7 +39,7 @@ def steps_of(count: int, quick: bool, prompts: int, tokens: int) -> list[dict[st
         (ppo, "densify"),
         (ppo, "train_step"),
     ):
-        watch.watch(owner, name)
+        timed(seconds, name, owner, name)
     found = []
     with models(quick) as (model, reward_model), tempfile.TemporaryDirectory() as folder:
         config = settings(
@@ -47,21 +48,20 @@ def steps_of(count: int, quick: bool, prompts: int, tokens: int) -> list[dict[st
         run, _ = open_run(config)
         run.show = lambda text: None
         for step in range(1, count + 2):
-            watch.wall.clear()
-            watch.cpu.clear()
+            seconds.clear()
             ppo.train_step(run, step)
-            found.append({"wall": parts_of(watch.wall), "cpu": parts_of(watch.cpu)})
+            found.append({"wall": parts_of(seconds), "cpu": parts_of(seconds, "_cpu")})
             print(f"step {step}: {found[-1]['wall']['the whole step']:.1f} s", flush=True)
     return found[1:]
 
 
-def parts_of(seconds: dict[str, float]) -> dict[str, float]:
+def parts_of(seconds: dict[str, float], clock: str = "") -> dict[str, float]:
     parts = {
-        "segmentation": seconds["cut_units"] - seconds["reference_pass"],
-        "normalization": seconds["normalize"],
-        "spreading, KL, macro advantages, whitening": seconds["densify"],
+        "segmentation": seconds[f"cut_units{clock}"] - seconds[f"reference_pass{clock}"],
+        "normalization": seconds[f"normalize{clock}"],
+        "spreading, KL, macro advantages, whitening": seconds[f"densify{clock}"],
     }
-    return parts | {"together": sum(parts.values()), "the whole step": seconds["train_step"]}
+    return parts | {"together": sum(parts.values()), "the whole step": seconds[f"train_step{clock}"]}
 
 
 def main() -> None:

@@ -19,16 +19,15 @@ from typing import Any
 
 from peers import (
     Results,
-    alternate,
     clock,
     machine,
     median,
     memory_mib,
     memory_of_imports,
     met,
+    parse,
     ratio,
-    record,
-    serve,
+    take_turns,
     timed,
     versions,
 )
@@ -218,18 +217,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of each answer, at most")
     parser.add_argument("--max_prompt_length", type=int, default=256, help="longer prompts are passed over")
     parser.add_argument("--batch", type=int, default=8, help="rows of a forward and backward pass")
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tune", choices=["lora", "full"], default="lora")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a tiny model: checks the benchmark")
-    parser.add_argument("--output", default="benchmarks/ppo_vs_trl.json")
-    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.side:
-        return serve(measure_trl if arguments.side[0] == "trl" else measure_segrew, arguments.side[1])
-    if not arguments.peer_python or not arguments.dataset:
-        parser.error("--peer_python and --dataset are needed")
+    arguments = parse(parser, "benchmarks/ppo_vs_trl.json", measure_trl, measure_segrew, "trl")
+    if arguments is None:
+        return
     from rich.console import Console
     from rich.table import Table
 
@@ -241,12 +233,7 @@ def main() -> None:
         model = str(make_tiny_model(folder / "model", steps=0)) if arguments.quick else resolve_model(MODEL)
         job, where = prepare(arguments, model, folder), machine(arguments.threads)
         sides = {"trl": (arguments.peer_python, job), "segrew": (sys.executable, job)}
-
-        def keep(results: Results) -> None:
-            record(arguments.output, line_of(arguments, job, where, results))
-
-        results = alternate(__file__, sides, arguments.repeats, arguments.threads, keep)
-    line = line_of(arguments, job, where, results)
+        line = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, where, results))
     table = Table("", "TRL", "segrew", "ratio", "target")
     verdicts = ["met" if good else "MISSED" for good in line["met"]]
     table.add_row("seconds", *map(str, line["seconds"]), f"{line['speedup']}x", f"≥ 2x: {verdicts[0]}")

@@ -22,16 +22,15 @@ from typing import Any
 
 from peers import (
     Results,
-    alternate,
     clock,
     machine,
     median,
     memory_mib,
     memory_of_imports,
     met,
+    parse,
     ratio,
-    record,
-    serve,
+    take_turns,
     timed,
     versions,
 )
@@ -230,28 +229,16 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "default"], default="float32", help="default: float16 and as stored"
     )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a tiny model: checks the benchmark")
-    parser.add_argument("--output", default="benchmarks/rewardbench_vs_package.json")
-    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.side:
-        return serve(measure_package if arguments.side[0] == "rewardbench" else measure_segrew, arguments.side[1])
-    if not arguments.peer_python or not arguments.dataset:
-        parser.error("--peer_python and --dataset are needed")
+    arguments = parse(parser, "benchmarks/rewardbench_vs_package.json", measure_package, measure_segrew, "rewardbench")
+    if arguments is None:
+        return
     from rich.console import Console
     from rich.table import Table
 
     with tempfile.TemporaryDirectory() as name:
         job, where = prepare(arguments, Path(name)), machine(arguments.threads)
         sides = {"rewardbench": (arguments.peer_python, job), "segrew": (sys.executable, job)}
-
-        def keep(results: Results) -> None:
-            record(arguments.output, line_of(arguments, job, where, results))
-
-        results = alternate(__file__, sides, arguments.repeats, arguments.threads, keep)
-    line = line_of(arguments, job, where, results)
+        line = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, where, results))
     table = Table("", "rewardbench", "segrew", "ratio", "target")
     verdict = "met" if line["met"] else "MISSED"
     table.add_row(

@@ -19,16 +19,15 @@ from typing import Any
 
 from peers import (
     Results,
-    alternate,
     clock,
     machine,
     median,
     memory_mib,
     memory_of_imports,
     met,
+    parse,
     ratio,
-    record,
-    serve,
+    take_turns,
     timed,
     versions,
 )
@@ -204,19 +203,12 @@ def main() -> None:
     parser.add_argument("--dataset", help="preference pairs: a file")
     parser.add_argument("--pairs", type=int, default=256)
     parser.add_argument("--max_length", type=int, default=1024, help="pairs with a longer side are left out by both")
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tune", choices=["lora", "full"], default="lora")
     parser.add_argument("--batch", type=int, default=8, help="pairs of a step")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of autocast")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a tiny model: checks the benchmark")
-    parser.add_argument("--output", default="benchmarks/train_rm_vs_trl.json")
-    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.side:
-        return serve(measure_trl if arguments.side[0] == "trl" else measure_segrew, arguments.side[1])
-    if not arguments.peer_python or not arguments.dataset:
-        parser.error("--peer_python and --dataset are needed")
+    arguments = parse(parser, "benchmarks/train_rm_vs_trl.json", measure_trl, measure_segrew, "trl")
+    if arguments is None:
+        return
     from rich.console import Console
     from rich.table import Table
 
@@ -230,15 +222,10 @@ def main() -> None:
         where = machine(arguments.threads)
         sides = {"trl": (arguments.peer_python, job)}
         sides |= {rule: (sys.executable, job | {"rule": rule}) for rule in ("response", "entropy")}
-
-        def keep(results: Results) -> None:
-            record(arguments.output, line_of(arguments, job, where, results))
-
-        results = alternate(__file__, sides, arguments.repeats, arguments.threads, keep)
+        found = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, where, results))
     table = Table(
         "rule", "TRL pairs/s", "segrew pairs/s", "ratio", "of CPU time", "memory of TRL's", "last loss", "target"
     )
-    found = line_of(arguments, job, where, results)
     for line in found["sides"]:
         speeds = (f"{line['trl_pairs_per_second']}", f"{line['segrew_pairs_per_second']}")
         gains = (f"{line['speedup']}x", f"{line['cpu_time_ratio']}x", f"{line['memory_of_trl']}")

@@ -119,7 +119,7 @@ def localisation_scores(rows: Iterable[Row]) -> dict[str, Any]:
     """
     kept = [row for row in rows if row["token_ends"]]
     figures = [_figures(row) for row in kept]
-    wrong = [_in_spans(row) for row in kept]
+    wrong = [in_spans(row) for row in kept]
     rewards = {name: [np.array(row["token_rewards"][name]) for row in kept] for name in METHODS}
     pooled = pooled_aucs(rewards, wrong)
     columns = {name: {key: [f[name][key] for f in figures] for key in _FIGURES} for name in METHODS}
@@ -145,7 +145,7 @@ def _beside(ours: list, theirs: list, name: str) -> dict[str, Any]:
 
 
 def _figures(row: Row) -> dict[str, dict[str, float | None]]:
-    units, wrong = np.array(row["token_units"]), _in_spans(row)
+    units, wrong = np.array(row["token_units"]), in_spans(row)
     units = np.unique(units, return_inverse=True)[1]  # a unit without content, the stop token's own, is none here
     overlaps = np.bincount(units, wrong) > 0
     words = words_of_tokens(_token_spans(row), row["response"])
@@ -168,7 +168,7 @@ def _token_spans(row: Row) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _in_spans(row: Row, keep: Callable[[Any], bool] = lambda _: True) -> np.ndarray:
+def in_spans(row: Row, keep: Callable[[Any], bool] = lambda _: True) -> np.ndarray:
     """Which tokens share a visible character with a marked span."""
     marked = np.zeros(len(row["response"]), dtype=bool)
     for fault in filter(keep, row["faults"]):
@@ -185,8 +185,8 @@ def _subset(rows: Sequence[Row], kind: str | None) -> dict[str, Any]:
     """AUC of one kind of span against tokens in no span at all."""
     aucs, ties = [], 0
     for row in rows:
-        wrong = _in_spans(row, lambda fault: kind is None or fault["kind"] == kind)
-        held = wrong | ~_in_spans(row)
+        wrong = in_spans(row, lambda fault: kind is None or fault["kind"] == kind)
+        held = wrong | ~in_spans(row)
         rewards = np.array(row["token_rewards"][OURS])[held]
         auc = low_reward_auc(rewards, wrong[held])
         if auc is not None:
@@ -200,7 +200,7 @@ def localisation_credits(rows: Iterable[Row]) -> dict[tuple[str, str, str], floa
     """Return each response's AUC, to compare two models on."""
     credits = {}
     for row in rows:
-        auc = low_reward_auc(np.array(row["token_rewards"][OURS]), _in_spans(row))
+        auc = low_reward_auc(np.array(row["token_rewards"][OURS]), in_spans(row))
         if auc is not None:
             credits[("responses", str(row["id"]), str(row["digest"]))] = auc
     return credits

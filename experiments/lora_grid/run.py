@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from states import Stored, Texts, batches, fingerprint, merged, read_texts, rows
 from reward_models.card import RewardModelCard
 from reward_models.frozen_trunk import fit_head
 from reward_models.localisation_metrics import low_reward_auc
+from reward_models.localise import in_spans
 from reward_models.losses import preference_loss
 from reward_models.reading import read_units
 from reward_models.token_credit import prefix_values
@@ -92,12 +94,10 @@ class Part:
         """Content tokens of an answer, and which of them share a visible character with a marked span."""
         ids, text = self.texts.rows.responses[row], self.texts.answers[row]
         spans = self.chat.cut_text(ids, list(range(len(ids) + 1)), text)[:-1]
-        wrong = np.zeros(len(text), dtype=bool)
-        for fault in self.texts.items[row].spans:
-            wrong[fault.start : fault.end] = True
-        wrong &= np.array([not character.isspace() for character in text], dtype=bool)
         content = [j for j, (start, stop) in enumerate(spans) if stop > start]
-        return content, np.array([wrong[spans[j][0] : spans[j][1]].any() for j in content], dtype=bool)
+        faults = [asdict(fault) for fault in self.texts.items[row].spans]
+        ends = [spans[j][1] for j in content]
+        return content, in_spans({"response": text, "faults": faults, "token_ends": ends})
 
     def aucs(self, tokens: Callable[[int], Tensor]) -> list[float | None]:
         """AUC of low reward for being marked, of each answer; `tokens` gives the reward of each of its tokens."""
