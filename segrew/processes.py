@@ -5,6 +5,7 @@ the others found, in the order of the rows: from there on all of them know what 
 writes. Without a launch there is one process: its share is everything, and nothing here waits.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -37,6 +38,13 @@ def state() -> PartialState:
             "`torchrun --standalone --nproc_per_node N`."
         )
     return PartialState(cpu=torch.accelerator.current_accelerator() is None, timeout=PATIENCE)
+
+
+@atexit.register
+def leave() -> None:
+    """Part from the others at the end: a process that does not is now and then aborted by a thread still listening."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def count() -> int:
