@@ -11,6 +11,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from policy.prefill import prefill
 from policy.sampling import Drawn, GenerationEngine, Sampling
 from segrew.chat import ChatFormat
 from segrew.language_models import Conversations, micro_batches, plain_model, unused_pad_id
@@ -159,8 +160,9 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
     )
     with _own_generation_config(model):
         output = model.generate(
-            input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria
-        )
+            input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria,
+            **prefill(model, prompts),
+        )  # fmt: skip
     return output[:, ids.shape[1] :].tolist()
 
 

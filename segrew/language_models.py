@@ -241,12 +241,14 @@ def _padded_states(
 _padded_because: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
-def _packed_states(trunk: nn.Module, conversations: Conversations) -> tuple[Float[Tensor, "n d"], PackedRows] | None:
-    """Run rows packed; None where the model cannot, which is said once."""
+def packed_or_none(
+    trunk: nn.Module, prompts: list[list[int]], responses: list[list[int]], **cache: Any
+) -> tuple[Float[Tensor, "n d"], PackedRows] | None:
+    """Run rows packed, as `packed_states` does; None where the model cannot, which is said once."""
     if trunk in _padded_because:
         return None
     try:
-        return packed_states(trunk, conversations.prompts, conversations.responses)
+        return packed_states(trunk, prompts, responses, **cache)
     except CannotPack as reason:
         _padded_because[trunk] = str(reason)
         warnings.warn(
@@ -273,7 +275,9 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
     for row, prompt in enumerate(conversations.prompts):
         if not prompt:
             raise ValueError(f"row {row}: an empty prompt; the first response token needs a token before it.")
-    packed = _packed_states(trunk, conversations) if layout in (None, "packed") else None
+    packed = None
+    if layout in (None, "packed"):
+        packed = packed_or_none(trunk, conversations.prompts, conversations.responses)
     if packed is not None:
         states, starts, prompt_last = packed[0], packed[1].starts, packed[1].prompt_last
     elif layout == "packed":

@@ -267,9 +267,12 @@ def _refuse_other_layers(trunk: Any) -> None:
 
 
 def packed_states(
-    trunk: nn.Module, prompts: list[list[int]], responses: list[list[int]]
+    trunk: nn.Module, prompts: list[list[int]], responses: list[list[int]], **cache: Any
 ) -> tuple[Float[Tensor, "n d"], PackedRows]:
     """Lay rows out flat and run the trunk once over them; return all states, and where each row's are.
+
+    Args:
+        cache: an empty one, as the trunk's forward calls it, to be filled with the keys and values of all tokens.
 
     Raises:
         CannotPack: the model's layers cannot be cut that way.
@@ -279,5 +282,5 @@ def packed_states(
     rows = lay_out(prompts, responses, multiple=TILE if _form_for(device) is _by_block_mask else 1)
     ids, positions = torch.tensor([rows.ids], device=device), torch.tensor([rows.positions], device=device)
     with _attention(trunk), _recomputed_alike(trunk):
-        output = trunk(input_ids=ids, position_ids=positions, use_cache=False, segrew_rows=rows)
+        output = trunk(input_ids=ids, position_ids=positions, use_cache=bool(cache), segrew_rows=rows, **cache)
     return output.last_hidden_state[0], rows

@@ -1,9 +1,9 @@
 """Which rule, which aggregator? A frozen SmolLM2-135M trunk on real preference pairs, 5 splits by prompt.
 
-    python experiments/frozen_trunk_grid/run.py --files hh_helpful_test.jsonl.gz hh_harmless_base_test.jsonl.gz
+    python experiments/frozen_trunk_grid/run.py --name hh --files hh_helpful_test.jsonl.gz hh_harmless_base_test.jsonl.gz
 
 Each split holds out 15 % of the prompts. The states of every response token are computed once and kept in segrew's
-cache in chunks, so an interrupted run goes on where it stopped. Writes results.json and table.md beside this file.
+cache in chunks, so an interrupted run goes on where it stopped. Writes NAME.json and NAME.md beside this file.
 """
 
 import argparse
@@ -65,6 +65,7 @@ def flat_units(unit_mask: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", required=True, help="of what is written")
     parser.add_argument("--files", nargs="+", required=True)
     parser.add_argument("--model", default=EMBEDDED_MODEL)
     parser.add_argument("--max_length", type=int, default=512)
@@ -115,7 +116,7 @@ def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: fl
     """Write results.json and a table: mean over splits, its spread, and the gain over the response reading."""
     settings = vars(args) | {"files": [Path(file).name for file in args.files]}
     record = {"pairs": n_pairs, "settings": settings, "seconds": {"reading": read, "total": total}}
-    (HERE / "results.json").write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
+    (HERE / f"{args.name}.json").write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
     lines = ["| aggregator | " + " | ".join(RULES) + " |", "|---|" + "---|" * len(RULES)]
     found = {(rule, kind): [r for r in results if (r["rule"], r["aggregator"]) == (rule, kind)] for rule in RULES
              for kind in AGGREGATORS}  # fmt: skip
@@ -131,7 +132,7 @@ def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: fl
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     longer = statistics.mean(r["longer_wins"] for r in results)
     lines += ["", f'"the longer answer wins": {longer:.3f}; {n_pairs} pairs, about {results[0]["n"]} held out a split']
-    (HERE / "table.md").write_text("\n".join(lines) + "\n")
+    (HERE / f"{args.name}.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -1,0 +1,44 @@
+"""Reading prompts before `generate` goes on from them."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from segrew.language_models import packed_or_none, trunk_of
+
+
+def prefill(model: Any, prompts: list[list[int]]) -> dict[str, DynamicCache]:
+    """Read all but the last token of each prompt, without padding and each different prompt once.
+
+    `generate` would read as many tokens as the longest has for each of them, every sample of a prompt anew.
+
+    Returns:
+        the argument of `generate` that holds the keys and values, padded on the left; nothing for a model that cannot
+        take packed rows, or that keeps less of a prompt than its keys and values.
+    """
+    width = max(map(len, prompts)) - 1
+    cache = DynamicCache(config=model.config)
+    windows = [layer.sliding_window for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    if {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return {}
+    if width == 0 or width >= min(windows, default=width + 1):
+        return {}
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    distinct, flat = sorted({tuple(prompt[:-1]) for prompt in prompts} - {()}), DynamicCache()
+    packed = packed_or_none(trunk_of(model), [list(p) for p in distinct], [[]] * len(distinct), **{name: flat})
+    if packed is None:
+        return {}
+    ends = {prompt: last + 1 for prompt, last in zip(distinct, packed[1].prompt_last, strict=True)}
+    columns = [[max(ends.get(tuple(p[:-1]), 0) - width + j, 0) for j in range(width)] for p in prompts]
+    for layer, read in zip(cache.layers, flat.layers, strict=True):
+        layer.update(*(_rows(part, columns) for part in (read.keys, read.values)))
+    return {name: cache}
+
+
+def _rows(flat: Tensor, columns: list[list[int]]) -> Tensor:
+    """[1 heads n d] to [rows heads width d]; what stands left of a prompt is masked where it is read."""
+    return flat[0][:, torch.tensor(columns, device=flat.device)].transpose(0, 1)
