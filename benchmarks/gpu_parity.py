@@ -17,7 +17,7 @@ from reward_models.normalizers import LocationNormalizer
 from segrew import segmentation as rules
 from segrew.advantages import generalized_advantages, leave_one_out, macro_advantages
 from segrew.aggregation import aggregate
-from segrew.language_models import Conversations, response_states
+from segrew.conversations import Conversations, response_states
 from segrew.macro_actions import spread_to_tokens, sum_by_unit, value_by_unit
 from segrew.masking import masked_mean, masked_whiten
 from segrew.token_statistics import token_statistics

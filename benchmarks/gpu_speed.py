@@ -23,7 +23,7 @@ from policy.reward_shaping import spread_rewards
 from reward_models.train import train_reward_model
 from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
 from segrew.advantages import macro_advantages
-from segrew.language_models import Conversations, response_states, response_statistics
+from segrew.conversations import Conversations, response_states, response_statistics
 from segrew.masking import masked_whiten
 from segrew.preferences import everyday_pairs
 from segrew.run_directory import read_jsonl

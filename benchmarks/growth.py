@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import clock, forget_peak, machine, memory_mib, timed
+from peers import clock, forget_peak, give_back, machine, memory_mib, timed
 from ppo_fixture import models, settings
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +30,8 @@ from rich.table import Table
 from policy import ppo, scoring
 from policy.ppo_run import open_run
 from policy.rollout import Answers
-from segrew.language_models import Conversations, load_causal_lm, trunk_of
+from segrew.conversations import Conversations
+from segrew.language_models import load_causal_lm, trunk_of
 
 ROWS, SLACK = 8, 0.15  # rows of a pass; an exponent fitted on a few points is no better known than this
 PARTS = ("logprobs", "values", "segment", "score", "advantages", "update")
@@ -56,6 +57,7 @@ def bare_pass(model: Any, rows: list[list[int]]) -> None:
 
 def measured(function: Callable[[], Any]) -> tuple[float, float]:
     """CPU seconds, and MiB of memory at the peak over what was held before."""
+    give_back()
     forget_peak()
     before, begin = memory_mib("VmRSS"), time.process_time()
     function()

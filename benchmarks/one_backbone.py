@@ -30,14 +30,8 @@ import policy.roles as roles
 from policy.ppo import train_policy
 from policy.ppo_report import peak_memory_mb
 from segrew.chat import ChatFormat
-from segrew.language_models import (
-    Conversations,
-    best_dtype,
-    load_causal_lm,
-    load_tokenizer,
-    micro_batches,
-    response_statistics,
-)
+from segrew.conversations import Conversations, micro_batches, response_statistics
+from segrew.language_models import best_dtype, load_causal_lm, load_tokenizer
 from segrew.preferences import everyday_pairs
 
 TARGET, CPU = 1.5, torch.device("cpu")

@@ -31,9 +31,10 @@ from reward_models.pairs import conversations_of
 from reward_models.reading import read_head
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
+from segrew.conversations import Conversations, micro_batches, response_states
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import encode_pairs
-from segrew.language_models import Conversations, load_tokenizer, micro_batches, plain_model, response_states, trunk_of
+from segrew.language_models import load_tokenizer, plain_model, trunk_of
 from segrew.preferences import EMBEDDED_PAIRS, load_preferences
 from segrew.segmentation import Segmentation, segment_by_ngram
 from segrew.tiny_model import make_tiny_model

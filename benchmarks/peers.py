@@ -34,10 +34,14 @@ def memory_mib(field: str = "VmHWM") -> int:
     raise ValueError(f"/proc/self/status has no {field}; these benchmarks run on Linux.")
 
 
-def forget_peak() -> None:
-    """Give freed memory back to the system and let the peak start anew."""
+def give_back() -> None:
+    """Return freed memory to the system, before the other side takes its turn."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def forget_peak() -> None:
+    """Let the peak of memory start anew."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -78,6 +82,7 @@ def serve(measure: Measure, job: str) -> None:
         forget_peak()
         with tempfile.TemporaryDirectory() as output:
             result = measure(json.loads(job) | {"output": output})
+        give_back()
         print("\nRESULT " + json.dumps(result), flush=True)
 
 

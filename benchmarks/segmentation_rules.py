@@ -23,14 +23,9 @@ from typing import Any
 import torch
 
 from segrew.chat import ChatFormat
+from segrew.conversations import Conversations, micro_batches, response_statistics
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.language_models import (
-    Conversations,
-    load_causal_lm,
-    load_tokenizer,
-    micro_batches,
-    response_statistics,
-)
+from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.preferences import everyday_pairs
 from segrew.segmentation import RULES, SegmentationConfig, segment
 from segrew.tiny_model import make_tiny_model

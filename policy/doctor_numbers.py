@@ -13,14 +13,8 @@ from policy.losses import kl_estimates
 from policy.roles import Roles, TokenPolicy, disable_dropout
 from policy.rollout import Answers, Sampling, in_micro_batches, sample_answers
 from segrew.chat import ChatFormat
-from segrew.language_models import (
-    TOKENS_PER_BATCH,
-    Conversations,
-    best_dtype,
-    context_length,
-    plain_model,
-    response_states,
-)
+from segrew.conversations import TOKENS_PER_BATCH, Conversations, response_states
+from segrew.language_models import best_dtype, context_length, plain_model
 
 SAME = 1e-4  # of float32 in another order of summation, for numbers of size 1
 NATS = 0.1  # mean error of a log-probability in 16 bits above which ratios and KL are more noise than signal

@@ -20,19 +20,9 @@ from reward_models.scored_responses import ScoredResponse
 from segrew.chat import ChatFormat
 from segrew.chat_templates import template_text
 from segrew.config import arg
+from segrew.conversations import Conversations, Layout, ResponseStates, response_states, statistics_of_states
 from segrew.encoding import encode_answer
-from segrew.language_models import (
-    Conversations,
-    Layout,
-    ResponseStates,
-    best_device,
-    context_length,
-    load_causal_lm,
-    load_tokenizer,
-    plain_model,
-    response_states,
-    statistics_of_states,
-)
+from segrew.language_models import best_device, context_length, load_causal_lm, load_tokenizer, plain_model
 from segrew.preferences import EMBEDDED_PAIRS
 
 Status = Literal["ok", "warning", "fault", "skipped"]

@@ -5,7 +5,7 @@ from rich.progress import track
 
 from reward_models import SegmentRewardModel
 from reward_models.scored_responses import ScoredResponse
-from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
+from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches
 
 
 @torch.no_grad()

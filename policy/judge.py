@@ -17,7 +17,7 @@ from policy.judge_results import agreement, verdict_table, verdicts
 from policy.judge_rubric import Rubric
 from reward_models import SegmentRewardModel
 from segrew.config import arg, parse, to_dict
-from segrew.language_models import TOKENS_PER_BATCH
+from segrew.conversations import TOKENS_PER_BATCH
 from segrew.run_directory import (
     RUN_FILE,
     RunDirectory,

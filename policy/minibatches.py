@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from segrew.language_models import Conversations, micro_batches
+from segrew.conversations import Conversations, micro_batches
 
 FOR_ALL = -3  # instead of a process: what all of them draw alike in a step
 

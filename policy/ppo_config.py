@@ -15,8 +15,8 @@ from reward_models.normalizer_parameters import Mode
 from segrew.advantages import Scale
 from segrew.chat import SystemRole
 from segrew.config import arg
+from segrew.conversations import TOKENS_PER_BATCH
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.language_models import TOKENS_PER_BATCH
 from segrew.macro_actions import ValueScheme
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleSettings

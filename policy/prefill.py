@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from segrew.language_models import packed_or_none, trunk_of
+from segrew.conversations import packed_or_none
+from segrew.language_models import trunk_of
 
 
 def prefill(model: Any, prompts: list[list[int]]) -> dict[str, DynamicCache]:
@@ -21,14 +22,15 @@ def prefill(model: Any, prompts: list[list[int]]) -> dict[str, DynamicCache]:
         take packed rows, or that keeps less of a prompt than its keys and values.
     """
     width = max(map(len, prompts)) - 1
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     windows = [layer.sliding_window for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
     if {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
         return {}
     if width == 0 or width >= min(windows, default=width + 1):
         return {}
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    distinct, flat = sorted({tuple(prompt[:-1]) for prompt in prompts} - {()}), DynamicCache()
+    distinct = sorted({tuple(prompt[:-1]) for prompt in prompts} - {()})
+    flat: Any = DynamicCache()
     packed = packed_or_none(trunk_of(model), [list(p) for p in distinct], [[]] * len(distinct), **{name: flat})
     if packed is None:
         return {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from policy.reward_shaping import Interpolation
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.prompts import Prompt
 from segrew.segmentation import Segmentation, SegmentationConfig, segment_by_response
 

@@ -16,7 +16,7 @@ from policy.rollout import in_micro_batches
 from policy.scoring import Axes, normalizer_of
 from policy.text_rewards import TextModelReward
 from reward_models import LocationNormalizer, SegmentRewardModel
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.segmentation import Segmentation
 
 

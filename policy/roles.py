@@ -14,17 +14,14 @@ from policy.ppo_config import PPOConfig
 from policy.rollout import in_micro_batches
 from reward_models import SegmentRewardModel
 from segrew.chat import ChatFormat
-from segrew.language_models import (
+from segrew.conversations import (
     Conversations,
     ResponseStates,
-    load_causal_lm,
-    load_tokenizer,
-    model_fingerprint,
     response_states,
     response_statistics,
     statistics_of_states,
-    trunk_of,
 )
+from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, trunk_of
 
 
 class TokenPolicy(nn.Module):

@@ -14,7 +14,8 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from policy.prefill import prefill
 from policy.sampling import Drawn, GenerationEngine, Sampling
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, micro_batches, plain_model, unused_pad_id
+from segrew.conversations import Conversations, micro_batches
+from segrew.language_models import plain_model, unused_pad_id
 
 
 @dataclass(frozen=True)

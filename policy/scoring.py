@@ -11,7 +11,7 @@ from policy.readings import Units
 from policy.roles import Roles
 from reward_models import LocationNormalizer, SegmentRewardModel
 from segrew import processes
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.segmentation import Segmentation, SegmentationConfig, segment
 
 WHOLE = SegmentationConfig(rule="response")

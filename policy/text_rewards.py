@@ -9,7 +9,7 @@ from torch import Tensor
 from policy.readings import Answered, Reading, Units
 from reward_models import LocationNormalizer, SegmentRewardModel
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, micro_batches
+from segrew.conversations import Conversations, micro_batches
 from segrew.segmentation import Segmentation
 
 

@@ -10,8 +10,8 @@ import torch
 from reward_models.scored_responses import ScoredResponse
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew.chat import ChatFormat, Message
+from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.encoding import EncodedAnswer, encode_pair
-from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import Fault, PreferencePair
 
 

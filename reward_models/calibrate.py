@@ -23,8 +23,8 @@ from reward_models.pairs import readings_of, segment_for
 from reward_models.segment_reward_model import NORMALIZER_FILE, SegmentRewardModel
 from segrew import processes
 from segrew.config import arg, parse
+from segrew.conversations import TOKENS_PER_BATCH
 from segrew.data_options import DataOptions
-from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, PreferencePair, load_preferences
 from segrew.run_directory import write_json
 from segrew.segmentation import Compat

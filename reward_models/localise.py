@@ -23,7 +23,7 @@ from reward_models.localisation_metrics import (
 from reward_models.scored_responses import ScoredResponse
 from reward_models.segment_reward_model import SegmentRewardModel
 from reward_models.token_credit import final_attention, prefix_values
-from segrew.language_models import TOKENS_PER_BATCH
+from segrew.conversations import TOKENS_PER_BATCH
 
 OURS = "segments"
 METHODS = {OURS: "mean", "prefix_difference": "sum", "attention": "sum", "surprisal": "mean"}  # token -> unit

@@ -17,7 +17,7 @@ from reward_models.card import RewardModelCard
 from reward_models.losses import reward_model_loss
 from reward_models.pairs import SegmentedPair, SegmentedPairs, conversations_of
 from reward_models.reading import read_units
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.run_directory import RunDirectory, write_jsonl
 from segrew.segmentation import Segmentation
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from reward_models.segment_reward_model import Readings, SegmentRewardModel
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
+from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
-from segrew.language_models import TOKENS_PER_BATCH, Conversations, micro_batches
 from segrew.preferences import PreferencePair
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 from segrew.segmenter import ResponseFeatures, response_features

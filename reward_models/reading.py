@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 
 from reward_models.card import RewardModelCard
 from segrew.aggregation import aggregate, attention_weights
-from segrew.language_models import Conversations, plain_model, response_states
+from segrew.conversations import Conversations, response_states
+from segrew.language_models import plain_model
 from segrew.segmentation import Segmentation, read_columns
 
 

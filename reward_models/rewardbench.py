@@ -25,8 +25,9 @@ from reward_models.official_files import write_official_files
 from reward_models.segment_reward_model import SegmentRewardModel
 from segrew import processes
 from segrew.config import arg, parse, to_dict
+from segrew.conversations import TOKENS_PER_BATCH
 from segrew.data_options import DataOptions
-from segrew.language_models import TOKENS_PER_BATCH, model_fingerprint, plain_model
+from segrew.language_models import model_fingerprint, plain_model
 from segrew.run_directory import RunDirectory, read_json, read_jsonl, require_same_settings, write_jsonl
 from segrew.sources import DataRecord, write_records
 

@@ -12,9 +12,9 @@ from reward_models.segment_reward_model import SegmentRewardModel
 from segrew import processes
 from segrew.chat import Message
 from segrew.config import arg, parse, to_dict
+from segrew.conversations import TOKENS_PER_BATCH
 from segrew.data_options import DataOptions
 from segrew.dataset_formats import Row
-from segrew.language_models import TOKENS_PER_BATCH
 from segrew.preferences import EMBEDDED_PAIRS, Fault, PreferencePair, pair_of
 from segrew.prompts import prompt_of
 from segrew.run_directory import RunDirectory, write_jsonl

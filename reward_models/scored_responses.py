@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from reward_models.normalizers import LocationNormalizer
 from reward_models.reading import Readings
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.segmentation import Segmentation
 
 

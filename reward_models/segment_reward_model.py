@@ -23,18 +23,14 @@ from reward_models.normalizers import LocationNormalizer
 from reward_models.reading import Readings, at_units, read_tokens
 from reward_models.scored_responses import ScoredResponse, describe
 from segrew.chat import ChatFormat, Message
+from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches, response_states, statistics_of_states
 from segrew.encoding import EncodedAnswer, encode_answer
 from segrew.language_models import (
-    TOKENS_PER_BATCH,
-    Conversations,
     best_device,
     load_causal_lm,
     load_tokenizer,
-    micro_batches,
     model_fingerprint,
     plain_model,
-    response_states,
-    statistics_of_states,
     unused_pad_id,
 )
 from segrew.segmentation import ReadPosition, Segmentation, SegmentationConfig, segment

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reward_models.reading import read_head
-from segrew.language_models import Conversations, response_states, trunk_of
+from segrew.conversations import Conversations, response_states
+from segrew.language_models import trunk_of
 
 
 @torch.no_grad()

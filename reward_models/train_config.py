@@ -9,9 +9,10 @@ from transformers import TrainingArguments
 from segrew.aggregation import Aggregator
 from segrew.chat import SystemRole
 from segrew.config import arg
+from segrew.conversations import TOKENS_PER_BATCH
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong
-from segrew.language_models import TOKENS_PER_BATCH, best_dtype
+from segrew.language_models import best_dtype
 from segrew.liger import check_liger_kernel
 from segrew.preferences import EMBEDDED_PAIRS
 from segrew.rule_flags import RuleFlags

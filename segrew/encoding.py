@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from segrew.chat import ChatFormat, Message
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.preferences import PreferencePair
 
 Overlong = Literal["drop", "truncate_prompt_left", "truncate_response", "error"]

@@ -8,10 +8,11 @@ from rich.console import Console
 
 from segrew.chat import ChatFormat
 from segrew.config import arg, parse, to_dict
+from segrew.conversations import TOKENS_PER_BATCH, Conversations
 from segrew.data_options import DataOptions
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong, conversations_of, encode_pairs
-from segrew.language_models import TOKENS_PER_BATCH, Conversations, load_causal_lm, load_tokenizer
+from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
 from segrew.rule_flags import RuleFlags
 from segrew.run_directory import RunDirectory, write_jsonl

@@ -14,15 +14,8 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from segrew import feature_cache
-from segrew.language_models import (
-    TOKENS_PER_BATCH,
-    Conversations,
-    micro_batches,
-    model_fingerprint,
-    response_states,
-    statistics_of_states,
-    trunk_of,
-)
+from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches, response_states, statistics_of_states
+from segrew.language_models import model_fingerprint, trunk_of
 
 CHUNK_ROWS = 512
 

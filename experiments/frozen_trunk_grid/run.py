@@ -1,6 +1,6 @@
 """Which rule, which aggregator? A frozen SmolLM2-135M trunk on real preference pairs, 5 splits by prompt.
 
-    python experiments/frozen_trunk_grid/run.py --name hh --files hh_helpful_test.jsonl.gz hh_harmless_base_test.jsonl.gz
+    python experiments/frozen_trunk_grid/run.py --name hh --files HELPFUL.jsonl.gz HARMLESS.jsonl.gz
 
 Each split holds out 15 % of the prompts. The states of every response token are computed once and kept in segrew's
 cache in chunks, so an interrupted run goes on where it stopped. Writes NAME.json and NAME.md beside this file.

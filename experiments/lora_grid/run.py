@@ -37,8 +37,9 @@ from reward_models.reading import read_units
 from reward_models.token_credit import prefix_values
 from segrew.aggregation import aggregate
 from segrew.chat import ChatFormat
+from segrew.conversations import micro_batches
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.language_models import load_causal_lm, load_tokenizer, micro_batches
+from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.segmentation import Segmentation, SegmentationConfig, read_columns, segment
 
 HERE = Path(__file__).parent

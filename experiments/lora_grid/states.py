@@ -21,8 +21,9 @@ from reward_models.benchmark_items import Item
 from reward_models.benchmark_readers import marked_item, read_items, rewardbench_item
 from reward_models.checkpoints import load_classifier
 from segrew.chat import ChatFormat
+from segrew.conversations import Conversations, micro_batches, statistics_of_states
 from segrew.encoding import EncodedAnswer, conversations_of, encode_answer, encode_pairs
-from segrew.language_models import Conversations, micro_batches, statistics_of_states, trunk_of
+from segrew.language_models import trunk_of
 from segrew.packed_attention import packed_states
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.sources import prompt_key

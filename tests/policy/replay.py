@@ -13,7 +13,7 @@ from accelerate import PartialState
 
 import policy.ppo as ppo
 from policy.rollout import Answers
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import torch
 from policy.agreement import boundary_agreement, live_agreement
 from policy.readings import Units
 from policy.rollout import Rollout
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.segmentation import Segmentation, SegmentationConfig, segment_by_response
 
 

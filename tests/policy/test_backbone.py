@@ -22,14 +22,8 @@ from policy.scoring import Axes, cut_units
 from reward_models import SegmentRewardModel
 from reward_models.card import RewardModelCard
 from segrew.chat import ChatFormat
-from segrew.language_models import (
-    Conversations,
-    load_causal_lm,
-    load_tokenizer,
-    model_fingerprint,
-    response_statistics,
-    trunk_of,
-)
+from segrew.conversations import Conversations, response_statistics
+from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, trunk_of
 from segrew.prompts import Prompt
 from segrew.segmentation import SegmentationConfig, segment
 

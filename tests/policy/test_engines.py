@@ -25,7 +25,8 @@ from policy.rollout import Answers, TransformersEngine, sample_answers
 from policy.sampling import Sampling
 from policy.vllm_engine import VllmEngine, checkpoint_weights
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, load_causal_lm, response_statistics
+from segrew.conversations import Conversations, response_statistics
+from segrew.language_models import load_causal_lm
 
 REAL = importlib.util.find_spec("vllm") is not None
 ENGINES = [

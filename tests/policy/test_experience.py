@@ -9,7 +9,7 @@ from policy.experience import densify
 from policy.ppo_config import PPOConfig
 from policy.readings import Reading, Scores, Units
 from policy.rollout import Rollout
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.segmentation import Segmentation, segment_by_token
 
 IDS = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, -1, -1]])

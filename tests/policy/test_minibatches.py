@@ -5,7 +5,7 @@ from itertools import chain
 import torch
 
 from policy.minibatches import micro_batches_of, mini_batches, prompt_positions, step_generator
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 
 
 def test_each_epoch_visits_every_row_once_in_a_new_order():

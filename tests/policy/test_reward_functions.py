@@ -8,7 +8,8 @@ import torch
 from policy.readings import Answered, Units
 from policy.reward_functions import FunctionReward, load_function
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, load_tokenizer
+from segrew.conversations import Conversations
+from segrew.language_models import load_tokenizer
 from segrew.prompts import Prompt
 from segrew.segmentation import Segmentation, segment_by_response
 

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from policy.ppo_config import PPOConfig
 from policy.roles import load_roles
 from policy.scoring import Axes, cut_units
-from segrew.language_models import Conversations, load_causal_lm, response_statistics
+from segrew.conversations import Conversations, response_statistics
+from segrew.language_models import load_causal_lm
 from segrew.segmentation import segment
 
 CPU = torch.device("cpu")

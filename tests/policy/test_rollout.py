@@ -5,7 +5,8 @@ import torch
 
 from policy.rollout import Sampling, in_micro_batches, left_pad, sample_answers, trim, trim_at_string
 from segrew.chat import ChatFormat
-from segrew.language_models import Conversations, load_causal_lm, load_tokenizer, response_statistics
+from segrew.conversations import Conversations, response_statistics
+from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.segmentation import join_stop, segment_by_token
 
 

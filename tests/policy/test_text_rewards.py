@@ -15,7 +15,7 @@ from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.segment_reward_model import RewardModelCard
 from segrew.chat import ChatFormat
 from segrew.chat_templates import NAMED_TEMPLATES
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 from segrew.prompts import Prompt
 from segrew.segmentation import SegmentationConfig, segment_by_response
 

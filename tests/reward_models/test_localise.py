@@ -17,7 +17,7 @@ from reward_models.localise import (
     localise_items,
 )
 from reward_models.token_credit import final_attention, prefix_values
-from segrew.language_models import Conversations, response_statistics
+from segrew.conversations import Conversations, response_statistics
 from segrew.preferences import Fault
 
 USER = [{"role": "user", "content": "why?"}]

@@ -11,7 +11,8 @@ from reward_models.card import CARD_FILE, RewardModelCard
 from reward_models.reading import at_units, read_head, read_tokens
 from reward_models.segment_reward_model import NORMALIZER_FILE
 from segrew import segmenter
-from segrew.language_models import Conversations, model_fingerprint, response_states, response_statistics
+from segrew.conversations import Conversations, response_states, response_statistics
+from segrew.language_models import model_fingerprint
 from segrew.run_directory import read_json, write_json
 from segrew.segmentation import segment, segment_by_ngram, segment_by_response, segment_by_token
 from segrew.segmenter import response_features

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from reward_models.token_credit import final_attention, prefix_values
-from segrew.language_models import Conversations
+from segrew.conversations import Conversations
 
 
 def conversations(scorer, texts):

@@ -7,17 +7,8 @@ from torch.nn.functional import log_softmax
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from reward_models.checkpoints import config_of, load_classifier
-from segrew.language_models import (
-    Conversations,
-    load_causal_lm,
-    load_tokenizer,
-    micro_batches,
-    model_fingerprint,
-    response_states,
-    response_statistics,
-    trunk_of,
-    unused_pad_id,
-)
+from segrew.conversations import Conversations, micro_batches, response_states, response_statistics
+from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, trunk_of, unused_pad_id
 from segrew.run_directory import write_json
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10], [5, 6, 7], [8, 9]]

@@ -9,7 +9,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import log_softmax
 
 from segrew import packed_attention
-from segrew.language_models import Conversations, response_states, response_statistics, trunk_of
+from segrew.conversations import Conversations, response_states, response_statistics
+from segrew.language_models import trunk_of
 from segrew.packed_attention import CannotPack, block_mask, mask_function, packed_states
 from segrew.packing import lay_out
 

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from segrew import segmenter
-from segrew.language_models import Conversations, response_states, response_statistics
+from segrew.conversations import Conversations, response_states, response_statistics
 from segrew.segmentation import SegmentationConfig, segment
 from segrew.segmenter import response_features
 
