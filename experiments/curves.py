@@ -93,6 +93,12 @@ def at(points: Sequence[Sequence[float]], x: float) -> float | None:
     return None
 
 
+def by_kl(curve: Curve, evaluator: str) -> Points:
+    """(KL an answer, mean held-out score); the KL over three steps: after step s it is that of step s + 1."""
+    kl = curve["kl_answer"]
+    return [(statistics.fmean(kl[max(0, step - 1) : step + 2]), score) for step, score in curve["held_out"][evaluator]]
+
+
 def cell(values: Sequence[float], digits: int = 3) -> str:
     """Mean and its 95 % bootstrap interval over seeds."""
     if not values:

@@ -20,7 +20,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Curve, Points, at, bars, cell, learn, markdown, of_arm, pace, paired, picture, run_all  # noqa: E402
+from curves import Curve, Points, at, bars, by_kl, cell, learn, markdown, of_arm, pace, paired, picture, run_all  # noqa: E402
 from preferences import NEW_TOKENS, train_reward_models  # noqa: E402
 from stories import HELD_OUT_OPENINGS, MORE_OPENINGS, OPENINGS, write_prompts  # noqa: E402
 
@@ -85,15 +85,9 @@ def by_step(curve: Curve) -> Points:
     return [(step, score) for step, score in curve["held_out"][GOLD]]
 
 
-def by_kl(curve: Curve) -> Points:
-    """(KL an answer, held-out gold score); the KL over three steps: after step s a policy answers at step s + 1."""
-    kl, points = curve["kl_answer"], by_step(curve)
-    return [(statistics.fmean(kl[max(0, int(step) - 1) : int(step) + 2]), score) for step, score in points]
-
-
 def common_kl(curves: list[Curve], arms: Arms) -> float:
     """The largest KL, to a tenth of a nat, that nine of ten runs come to."""
-    reached = sorted(max(kl for kl, _ in by_kl(curve)) for curve in curves if curve["arm"] in arms)
+    reached = sorted(max(kl for kl, _ in by_kl(curve, GOLD)) for curve in curves if curve["arm"] in arms)
     return int(10 * reached[len(reached) // 10]) / 10
 
 
@@ -103,7 +97,7 @@ def table(curves: list[Curve], arms: Arms, nats: float) -> str:
     for arm in arms:
         found = of_arm(curves, arm)
         if found:
-            at_kl = [score for curve in found if (score := at(by_kl(curve), nats)) is not None]
+            at_kl = [score for curve in found if (score := at(by_kl(curve, GOLD), nats)) is not None]
             reached = "" if len(at_kl) == len(found) else f" ({len(at_kl)} of {len(found)})"
             proxy = statistics.fmean(curve["held_out"]["score"][-1][1] for curve in found)
             start = statistics.fmean(curve["held_out"]["score"][0][1] for curve in found)
@@ -124,7 +118,7 @@ def table(curves: list[Curve], arms: Arms, nats: float) -> str:
 def interaction(curves: list[Curve], nats: float) -> str:
     """The 2 × 2 of terminal or dense rewards and tokens or 5-grams: both effects and their interaction, over seeds."""
     lines = []
-    for title, value in (("equal steps", gold), (f"{nats} nats", lambda curve: at(by_kl(curve), nats))):
+    for title, value in (("equal steps", gold), (f"{nats} nats", lambda curve: at(by_kl(curve, GOLD), nats))):
         effects = {
             "dense less terminal, tokens act": paired(curves, "segment", "bandit", value),
             "dense less terminal, 5-grams act": paired(curves, "segment, 5-grams act", "bandit, 5-grams act", value),
@@ -152,7 +146,7 @@ def report(curves: list[Curve]) -> str:
         parts += [f"## {name}", table(curves, shown, nats)]
         if name == "granularity":
             parts += ["## {tokens, 5-grams} × {terminal, dense}", interaction(curves, nats)]
-            scores = {"equal steps": gold, f"at {nats} nats": lambda curve, nats=nats: at(by_kl(curve), nats)}
+            scores = {"equal steps": gold, f"at {nats} nats": lambda curve, nats=nats: at(by_kl(curve, GOLD), nats)}
             bars(HERE / "granularity.png", curves, shown, scores, y="held-out VADER score")
             panels = {
                 title: {arm: [line(curve) for curve in of_arm(curves, arm)] for arm in names}
