@@ -4,7 +4,7 @@
 
 The pairs are cut by prompt: three tenths train the two reward models that PPO is paid by (a head each on the frozen
 trunk: one reads the whole response, one its entropy segments), three tenths a judge that is never optimized, the rest
-are prompts for PPO and for evaluation. Answers end after 48 tokens, so the reward models see only beginnings of answers.
+are prompts for PPO and for evaluation. Answers end after 48 tokens: the reward models see only beginnings of answers.
 An arm and seed that is finished is not run again. Writes results.jsonl, reward_models.json, settings.json and table.md.
 """
 
