@@ -17,6 +17,8 @@ from segrew.chat import ChatFormat
 from segrew.conversations import Conversations, micro_batches
 from segrew.language_models import plain_model, unused_pad_id
 
+LEAVE_EVERY = 32  # tokens after which finished answers leave the batch
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -143,28 +145,44 @@ def _own_generation_config(model: Any) -> Iterator[None]:
 
 
 def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
-    stop_ids = list(sampling.stop_ids(chat))
-    pad_id = unused_pad_id(chat.tokenizer, chat.stop_ids)
+    stop_ids, pad_id = sampling.stop_ids(chat), unused_pad_id(chat.tokenizer, chat.stop_ids)
     ids, mask = left_pad(prompts, pad_id, next(model.parameters()).device)
-    criteria = StoppingCriteriaList()
+    criteria, width = StoppingCriteriaList(), ids.shape[1]
     if sampling.stop_strings:
-        criteria.append(_StopAtStrings(chat, sampling.stop_strings, ids.shape[1]))
-    settings = GenerationConfig(
-        do_sample=not sampling.greedy,
-        temperature=sampling.temperature,
-        top_k=None if sampling.greedy else sampling.top_k,
-        top_p=sampling.top_p,
-        max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=stop_ids,
-        pad_token_id=pad_id,
-        use_cache=True,
-    )
-    with _own_generation_config(model):
-        output = model.generate(
-            input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria,
-            **prefill(model, prompts),
-        )  # fmt: skip
-    return output[:, ids.shape[1] :].tolist()
+        criteria.append(_StopAtStrings(chat, sampling.stop_strings, width))
+    answers: list[list[int]] = [[] for _ in prompts]
+    going, read = list(range(len(prompts))), prefill(model, prompts)
+    stretch = LEAVE_EVERY if read else sampling.max_new_tokens
+    for done in range(0, sampling.max_new_tokens, stretch):
+        settings = GenerationConfig(
+            do_sample=not sampling.greedy,
+            temperature=sampling.temperature,
+            top_k=None if sampling.greedy else sampling.top_k,
+            top_p=sampling.top_p,
+            max_new_tokens=min(stretch, sampling.max_new_tokens - done),
+            eos_token_id=list(stop_ids),
+            pad_token_id=pad_id,
+            use_cache=True,
+        )
+        with _own_generation_config(model):
+            ids = model.generate(
+                input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria, **read
+            )
+        for row, drawn in zip(going, ids[:, width:].tolist(), strict=True):
+            answers[row] = drawn
+        left = [k for k, row in enumerate(going) if not _has_ended(answers[row], stop_ids, sampling, chat)]
+        if not left:
+            break
+        if len(left) < len(going):  # finished rows leave
+            going, ids, mask = [going[k] for k in left], ids[left], mask[left]
+            for cache in read.values():
+                cache.batch_select_indices(torch.tensor(left, device=ids.device))
+        mask = torch.nn.functional.pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
+    return answers
+
+
+def _has_ended(ids: list[int], stop_ids: Collection[int], sampling: Sampling, chat: ChatFormat) -> bool:
+    return trim(ids, stop_ids)[1] or trim_at_string(ids, sampling.stop_strings, chat.decode)[2]
 
 
 class TransformersEngine:

@@ -1,11 +1,13 @@
 """Prompts that are read flat before `generate` goes on leave it where reading them itself would have."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from policy import rollout
 from policy.prefill import prefill
-from policy.rollout import _generate, left_pad
+from policy.rollout import _generate, left_pad, trim, trim_at_string
 from policy.sampling import Sampling
 from segrew.chat import ChatFormat
 from segrew.language_models import load_tokenizer, trunk_of
@@ -69,3 +71,32 @@ def test_the_next_logits_are_those_of_a_pass_over_each_prompt(build_family, name
 
 def test_prompts_of_one_token_leave_nothing_to_read(build_family):
     assert prefill(build_family("llama"), [[3], [4]]) == {}
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "gemma2", "mistral, a short window"])
+@pytest.mark.parametrize("strings", [(), ("!",)], ids=["stop token", "stop string"])
+def test_finished_answers_leave_and_the_others_go_on(build_family, chat, monkeypatch, name, strings):
+
+    def ending(answer):
+        ids, ended = trim(answer, sampling.stop_ids(chat))
+        ids, _, spelled = trim_at_string(ids, strings, chat.decode)
+        return ids, ended or spelled
+
+    model = build_family(name)
+    rows, sampling = [], Sampling(max_new_tokens=24, greedy=True, stop_strings=strings)
+    hook = model.register_forward_pre_hook(lambda *given: rows.append(len(given[2]["input_ids"])), with_kwargs=True)
+    with torch.no_grad():
+        monkeypatch.setattr(rollout, "LEAVE_EVERY", 24)
+        whole = _generate(model, chat, SHORT, sampling)
+        assert set(rows) == {len(SHORT)}
+        # Answers that end at their first, third … token: as what they happen to say is a stop.
+        stops = tuple(answer[2 * k] for k, answer in enumerate(whole[:2]))
+        sampling = dataclasses.replace(sampling, stop_token_ids=stops)
+        expected = list(map(ending, whole))
+        monkeypatch.setattr(rollout, "LEAVE_EVERY", 5)
+        rows.clear()
+        found = _generate(model, chat, SHORT, sampling)
+    hook.remove()
+    assert list(map(ending, found)) == expected
+    assert any(ended for _, ended in expected)
+    assert min(rows) < len(SHORT) or all(ended for _, ended in expected)
