@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from rich.progress import track
 from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
@@ -246,7 +246,7 @@ def sample_answers(
 
 def in_micro_batches(
     compute: Callable[[Conversations], tuple[Tensor, ...]], conversations: Conversations, max_tokens: int
-) -> tuple[Float[Tensor, "b t ..."], ...]:
+) -> tuple[Shaped[Tensor, "b t ..."], ...]:
     """Run `compute` on rows of similar length at a time and lay its [rows, t, …] results out as [b, t, …]."""
     width = max(conversations.lengths)
     whole: tuple[Tensor, ...] = ()
