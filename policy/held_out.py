@@ -50,11 +50,11 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
 def _score_own_prompts(run: Run, step: int) -> list[dict[str, Any]]:
     """Answer and score this process's share of the evaluation prompts."""
     config, roles, accelerator = run.config, run.roles, run.accelerator
-    own = processes.share(run.eval_prompts)
-    if not own:
+    shared = processes.share(run.eval_prompts)
+    if not shared:
         return []
     generator = step_generator(config.seed, 0, -2)
-    prompts = [roles.chat.prompt_ids(prompt.messages, prompt.template) for prompt in own]
+    own, prompts = [prompt for prompt, _ in shared], [ids for _, ids in shared]
     with accelerator.autocast():
         policy = roles.policy.eval().model
         answers = sample_answers(policy, roles.chat, prompts, config.sampling, generator, engine=run.engine)

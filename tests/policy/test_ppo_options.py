@@ -403,8 +403,9 @@ def test_a_reward_model_without_room_is_refused_too(settings, reward_dirs, tmp_p
     small = shutil.copytree(reward_dirs["response"], tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
-    with pytest.raises(ValueError, match="the reward model's context has 32"):
-        train_policy(settings(reward_model_path=str(small)))
+    for paths in ({"reward_model_path": str(small)}, {"extra_reward_models": [str(small)], "normalizer": "none"}):
+        with pytest.raises(ValueError, match=r"the reward model .*small's context has 32"):
+            train_policy(settings(**paths))
     assert not (tmp_path / "run").exists()
 
 

@@ -58,7 +58,7 @@ def test_a_further_reward_model_scores_by_the_cuts_of_its_own_segmenter(policy_d
 
 
 def test_a_normalizer_of_another_segmenter_than_the_runs_is_refused(policy_dir, reward_dirs, foreign_dir):
-    with pytest.raises(ValueError, match="read under entropy>5.2 of the first reward model's segmenter"):
+    with pytest.raises(ValueError, match=r"read under entropy>5\.2 of the first reward model's segmenter"):
         build(policy_dir, reward_dirs["entropy"], foreign_dir)
     build(policy_dir, reward_dirs["entropy"], foreign_dir, normalizer="none")
     same = build(policy_dir, reward_dirs["entropy"], reward_dirs["entropy"])[3]
