@@ -271,6 +271,19 @@ def test_b23_bad_rows_are_masked_and_counted_or_end_the_run(settings, rewards, p
     assert same(weights(path), load_file(policy_dir / "model.safetensors"))
 
 
+def test_held_out_answers_without_a_score_are_in_no_mean(settings, rewards, prompts_file):
+    path = train_policy(
+        settings(
+            reward_model_path="", reward_functions=[f"{rewards}:one_bad"], skip_bad_rows=True, total_steps=0,
+            eval_dataset=str(prompts_file), eval_reward_functions=[f"{rewards}:one_bad", f"{rewards}:none"],
+        )
+    )  # fmt: skip
+    (row,) = lines(path, "evaluation.jsonl")
+    assert row["scores"] == row["evaluators"][f"{rewards}:one_bad"] == [1.0, None, None, None, 2.0]
+    assert row["score"] == row["metrics"][f"eval/{rewards}:one_bad"] == pytest.approx(1.5)
+    assert row["evaluators"][f"{rewards}:none"] == [None] * 5
+
+
 def broken_losses(row: int):
     """The losses with an infinite gradient for one row of the rollouts."""
     whole = update_module.losses
