@@ -37,8 +37,9 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
         "repetition": repeated, "metrics": metrics,
     }  # fmt: skip
     watched = run.config.metric_for_best_model
-    if run.config.early_stopping_patience is not None and watched not in metrics:
-        raise ValueError(f"--metric_for_best_model {watched}: evaluations have {', '.join(sorted(metrics))}.")
+    rising = sorted(metrics.keys() - {"eval/repetition"})
+    if run.config.early_stopping_patience is not None and watched not in rising:
+        raise ValueError(f"--metric_for_best_model {watched}: more is better of {', '.join(rising)}.")
     run.evaluations.append(record)
     if processes.is_main():
         run.directory.append("evaluation.jsonl", record)

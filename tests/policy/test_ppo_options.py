@@ -240,13 +240,14 @@ def test_a_constant_reward_is_reported_and_early_stopping_ends_the_run(settings,
         path = train_policy(config)
     assert [row["step"] for row in lines(path, "metrics.jsonl")] == [1, 2]
     assert (path / "model.safetensors").exists()
-    with pytest.raises(ValueError, match=r"--metric_for_best_model eval/gold: evaluations have eval/repetition"):
-        train_policy(
-            settings(
-                eval_dataset=str(prompts_file), early_stopping_patience=1, metric_for_best_model="eval/gold",
-                overwrite_output_dir=True,
-            )
-        )  # fmt: skip
+    for name in ("eval/gold", "eval/repetition"):
+        with pytest.raises(ValueError, match=rf"--metric_for_best_model {name}: more is better of eval/score"):
+            train_policy(
+                settings(
+                    eval_dataset=str(prompts_file), early_stopping_patience=1, metric_for_best_model=name,
+                    overwrite_output_dir=True,
+                )
+            )  # fmt: skip
 
 
 def test_b23_bad_rows_are_masked_and_counted_or_end_the_run(settings, rewards, policy_dir):
