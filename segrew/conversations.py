@@ -170,7 +170,7 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
 
 
 def _logit_shape(config: Any) -> tuple[float | None, float]:
-    """The soft cap of a model's logits and what they are multiplied by, under the names that its family has for them."""
+    """The soft cap of a model's logits and what they are multiplied by, under the names its family has for them."""
     held = config.to_dict()
     softcap = held.get("final_logit_softcapping") or held.get("logits_soft_cap")  # Gemma; RecurrentGemma
     scale = held.get("logit_scale") or held.get("lm_head_multiplier")  # Cohere; Falcon-H1
