@@ -101,6 +101,9 @@ def marked_item(row: Row, where: str) -> Item:
 
     A span is {"start", "end", "kind" or "type"}: character offsets [start, end).
     """
+    if "response" not in row and "chosen" in row:
+        pair = pair_of(row | {"faults": None}, where, keep_identical=True)
+        row = row | {"prompt": pair.prompt, "response": pair.rejected}
     row = row | {"response": row.get("response", row.get("rejected"))}
     _require(row, ("prompt", "response"), where)
     (text,) = _texts([row["response"]])

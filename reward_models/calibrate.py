@@ -59,6 +59,17 @@ class CalibrationConfig:
 
     preset: str | None = arg(None, help="Take a normalizer released with 2501.02790 instead, such as phi3-mini-1.75.")
 
+    def __post_init__(self) -> None:
+        if self.preset is None:
+            return
+        default = CalibrationConfig(self.reward_model)
+        unread = [name for name, value in vars(self).items() if name != "preset" and value != getattr(default, name)]
+        if unread:
+            raise ValueError(
+                f"--preset {self.preset}: a released normalizer is taken as it is, and nothing is fitted; leave out "
+                f"--{unread[0]}."
+            )
+
 
 def calibrate(
     config: CalibrationConfig, console: Console | None = None, options: DataOptions | None = None

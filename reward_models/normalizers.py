@@ -82,7 +82,7 @@ class LocationNormalizer:
         for value, choices in ((mode, Mode), (regression, Regression), (link, Link), (location_by, LocationBy)):
             if value not in get_args(choices):
                 raise ValueError(f"'{value}' is no choice of a normalizer; it is one of {', '.join(get_args(choices))}")
-        self.std_floor = std_floor
+        self.std_floor = self._given_floor = std_floor
         self.fingerprint = fingerprint
         self.rule = rule
         self.mode, self.regression, self.link, self.location_by = mode, regression, link, location_by
@@ -115,7 +115,7 @@ class LocationNormalizer:
         else:
             curves = fit_location_curves(r, p, regression=self.regression, link=self.link)
         (w_mu, b_mu), (w_sigma, b_sigma) = curves.mean_line, curves.std_line
-        fitted = checked_parameters(self.link, w_mu, w_sigma, b_mu, b_sigma, self.std_floor)
+        fitted = checked_parameters(self.link, w_mu, w_sigma, b_mu, b_sigma, self._given_floor)
         self.modes = {
             "location": fitted,
             "none": scalar_parameters(self.link, 0.0, 1.0),
@@ -125,7 +125,7 @@ class LocationNormalizer:
         if last.size > 1 and last.std() > 0:
             self.modes["last"] = scalar_parameters(self.link, last.mean(), last.std())
         self.bins, self.r2 = curves.bins, {"mean": curves.mean_r2, "std": curves.std_r2}
-        self.fitted_range = (float(p.min()), float(p.max()))
+        self.fitted_range, self._floor_reported = (float(p.min()), float(p.max())), False
         self._use(self.mode)
         if self.mode == "location":
             self._report_floor(self.fitted_range[0])

@@ -156,25 +156,44 @@ def scoring_settings(
     for name in ("score", "unit_attention"):
         head: Any = getattr(plain_model(reward_model.model), name, None)
         heads.update(b"" if head is None else head.weight.detach().float().cpu().numpy().tobytes())
-    texts = hashlib.sha256("".join(item.digest for item in items).encode())
+    read = [(item.id, item.subset, item.correct, item.digest, item.spans, item.template) for item in items]
+    texts = hashlib.sha256(repr(read).encode("utf-8", "surrogatepass"))
+    normalizer = reward_model.normalizer.mode if reward_model.normalizer else "none"
+    if reward_model.normalizer and not BENCHMARKS[config.benchmark].compares:  # whose scores are normalized rewards
+        normalizer += f" {list(reward_model.normalizer.modes[reward_model.normalizer.mode])}"
     return {
         "reward_model": config.reward_model,
         "weights": f"{model_fingerprint(reward_model.model)}-{heads.hexdigest()[:8]}",
         "rule": reward_model.segmentation.label,
+        "fingerprint": reward_model.fingerprint,
         "aggregator": reward_model.card.aggregator,
+        "temperature": reward_model.card.temperature,
         "read_position": reward_model.read_position,
         "max_length": reward_model.card.max_length,
         "overlong": reward_model.card.overlong,
-        "normalizer": reward_model.normalizer.mode if reward_model.normalizer else "none",
+        "normalizer": normalizer,
         "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
         "benchmark": config.benchmark,
         "dataset": config.source[0],
         "split": config.source[1],
         "prior_sets": config.prior_sets,
         "bandit_model": config.bandit_model,
+        "bandit_weights": _files_digest(config.bandit_model),
         "max_per_subset": config.max_per_subset,
         "rows": f"{len(items)} ({texts.hexdigest()[:8]})",
     }
+
+
+def _files_digest(directory: str | None) -> str | None:
+    """Hash of a local model's weights and card; None without one."""
+    if directory is None:
+        return None
+    files = sorted([*Path(directory).glob("*.safetensors"), *Path(directory).glob(CARD_FILE)])
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:8]
 
 
 def open_benchmark(

@@ -171,5 +171,6 @@ def show(argv: list[str]) -> None:
     answers, scored, _ = _score(config, options)
     console.print("Background from orange (low) to blue (high); the number behind a segment is its reward.")
     for answer, result in zip(answers, scored, strict=True):
-        console.print(Text(f"\n> {answer.prompt[-1]['content']}", style="italic"))
+        asked = answer.prompt[-1]["content"] if answer.prompt else "(whole texts, no prompt)"
+        console.print(Text(f"\n> {asked}", style="italic"))
         console.print(coloured(answer, result))

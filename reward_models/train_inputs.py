@@ -130,7 +130,8 @@ def prepare(
     for role, data in (("training", train), ("evaluation", test)):
         for reason, count in (data.fitted if data else {}).items():
             console.print(f"{count} {role} {reason}")
-    if train.margins is not None:
+    margins = [data.margins for data in (train, test) if data is not None]  # a column with gaps ends here, in either
+    if margins[0] is not None:
         console.print("Column 'margin': each pair's chosen score is to lead by that much")
     lengths = train.segmentation.lengths[train.segmentation.unit_mask].float()
     console.print(

@@ -169,6 +169,17 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
     return ResponseStates(states, before.where(mask, 0), at, mask)
 
 
+def _logit_shape(config: Any) -> tuple[float | None, float]:
+    """The soft cap of a model's logits and what they are multiplied by, under the names its family has for them."""
+    held = config.to_dict()
+    softcap = held.get("final_logit_softcapping") or held.get("logits_soft_cap")  # Gemma; RecurrentGemma
+    scale = held.get("logit_scale") or held.get("lm_head_multiplier")  # Cohere; Falcon-H1
+    divisor = held.get("logits_scaling") or 1.0  # Granite
+    if config.model_type.startswith("hyperclovax"):  # it multiplies where Granite divides
+        return softcap, divisor
+    return softcap, scale or 1.0 / divisor
+
+
 def statistics_of_states(
     model: nn.Module,
     before: Float[Tensor, "b t d"],
@@ -179,15 +190,15 @@ def statistics_of_states(
     """Return log-probability and entropy (nats, temperature 1) from the states that produced each token."""
     mask = conversations.mask.to(before.device)
     head = plain_model(model).get_output_embeddings()
-    config: Any = trunk_of(model).config.get_text_config()  # type: ignore[union-attr, operator]
+    softcap, logit_scale = _logit_shape(trunk_of(model).config.get_text_config())  # type: ignore[union-attr, operator]
     logprobs, entropy = token_statistics(
         before[mask],
         head.weight,
         conversations.response_ids.to(before.device)[mask],
         temperature=temperature,
         bias=head.bias,
-        softcap=getattr(config, "final_logit_softcapping", None),
-        logit_scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
+        softcap=softcap,
+        logit_scale=logit_scale,
     )
     empty = torch.zeros(mask.shape, device=before.device)
     return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropy)

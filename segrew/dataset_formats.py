@@ -45,7 +45,9 @@ def _is_hh(row: Row) -> bool:
     sides = row.get("chosen"), row.get("rejected")
     if not all(isinstance(side, str) for side in sides):
         return False
-    return all(map(_is_dialogue, sides)) if row.get("prompt") is None else _is_dialogue(row["prompt"])
+    if row.get("prompt") is None:
+        return all(map(_is_dialogue, sides))
+    return _is_dialogue(row["prompt"]) and row["prompt"].rstrip().endswith("Assistant:")
 
 
 def _scored_dialogues(row: Row) -> Row:

@@ -20,6 +20,7 @@ EMBEDDED_PAIRS = "everyday"
 UNREADABLE = "unreadable line"
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "filtered", "raw")
 _NO_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # what `datasets` leaves
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _open_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -39,6 +40,17 @@ def _text_of(line: bytes, where: str) -> str:
         raise ValueError(f"{where}: not UTF-8; convert the file to UTF-8.") from None
 
 
+def _require_characters(record: Any, where: str) -> None:
+    """Refuse half a character, such as \\ud83d alone: JSON can spell it, and nothing can encode it."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where}: holds {error.object[error.start]!a}, half of a character whose other half is cut off; "
+            "mend the text or leave the row out."
+        ) from None
+
+
 def _object_of(line: bytes, where: str, limit: int | None) -> Record:
     """Parse one line of a .jsonl file."""
     if limit is not None and len(line) > limit:
@@ -49,6 +61,8 @@ def _object_of(line: bytes, where: str, limit: int | None) -> Record:
         raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno}).") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where}: expected a JSON object, found {type(record).__name__}.")
+    if _ESCAPED_HALF.search(line):
+        _require_characters(record, where)
     return record
 
 
@@ -75,9 +89,12 @@ def _read_list(path: Path, options: DataOptions, skipped: Counter) -> Records:
         raise ValueError(f"{path}: not valid JSON ({error}).") from None
     if not isinstance(records, list) or not records:
         raise ValueError(f"{path}: expected a non-empty JSON list of objects.")
+    halves = _ESCAPED_HALF.search(content) is not None
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
             raise ValueError(f"{path}, item {number}: expected a JSON object, found {type(record).__name__}.")
+        if halves:
+            _require_characters(record, f"{path}, item {number}")
         yield f"{path}, item {number}", record
 
 

@@ -35,7 +35,8 @@ class UnitLengths:
     def of(cls, rule: SegmentationConfig, cut: Segmentation) -> "UnitLengths":
         """Measure a segmentation."""
         lengths = cut.lengths[cut.unit_mask].float()
-        median, long = (float(lengths.quantile(share, interpolation="lower")) for share in (0.5, 0.9))
+        ordered = lengths.sort().values  # torch's own quantile takes no more than 2**24 numbers
+        median, long = (float(ordered[int(share * (len(ordered) - 1))]) for share in (0.5, 0.9))
         return cls(rule, float(lengths.mean()), median, long, float(cut.counts.float().mean()))
 
 

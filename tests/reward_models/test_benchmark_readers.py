@@ -87,10 +87,14 @@ def test_spans_are_read_by_either_name(file):
         {"id": 1, "prompt": "q", "response": "abcdef", "spans": [{"start": 1, "end": 3, "type": "x"}]},
         {"id": 2, "prompt": "q", "chosen": "c", "rejected": "abc", "faults": [{"start": 0, "end": 1, "kind": "y"}]},
         {"id": 3, "prompt": "q", "response": "fine"},
-    )
+        {"id": 4, "prompt": [{"role": "user", "content": "q"}], "chosen": [{"role": "assistant", "content": "c"}],
+         "rejected": [{"role": "assistant", "content": "abc"}], "faults": [{"start": 1, "end": 2, "kind": "z"}]},
+    )  # fmt: skip
     items = items_of(path, marked_item)
+    assert all(item.prompt == [{"role": "user", "content": "q"}] for item in items)
     assert [(item.answers, item.spans) for item in items] == [
         (["abcdef"], (Fault(1, 3, "x"),)), (["abc"], (Fault(0, 1, "y"),)), (["fine"], ()),
+        (["abc"], (Fault(1, 2, "z"),)),
     ]  # fmt: skip
     for bad in ([{"start": 2, "end": 99, "kind": "x"}], [{"start": 2}], "x"):
         with pytest.raises(ValueError, match="line 1: 'spans' needs objects"):

@@ -90,6 +90,8 @@ def test_a_released_normalizer_is_written_for_its_rule(tmp_path, head_dir, capsy
     path = shutil.copytree(head_dir, tmp_path / "rm")
     with pytest.raises(ValueError, match=r"preset phi3-mini-1\.75 was fitted for rule entropy>1\.75"):
         calibrate(["--reward_model", str(path), "--preset", "phi3-mini-1.75"])
+    with pytest.raises(ValueError, match=r"--preset phi3-mini-1\.75: .*leave out --normalizer"):
+        calibrate(["--reward_model", str(path), "--preset", "phi3-mini-1.75", "--normalizer", "global"])
     card = read_json(path / "segrew.json")
     write_json(path / "segrew.json", card | {"segmentation": {"rule": "entropy", "threshold": 1.75}})
     calibrate(["--reward_model", str(path), "--preset", "phi3-mini-1.75"])

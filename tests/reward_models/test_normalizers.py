@@ -405,6 +405,14 @@ def test_another_segmentation_rule_is_refused():
         published(PHI).require("bbbb", rule="entropy>1.75")
 
 
+def test_a_second_fit_knows_nothing_of_the_first():
+    rewards, places = noisy_rewards(responses=200)
+    for floor in (None, 0.5):
+        fresh = LocationNormalizer(std_floor=floor).fit(rewards, places)
+        again = LocationNormalizer(std_floor=floor).fit(100 * rewards, places).fit(rewards, places)
+        assert again.modes == fresh.modes and again.std_floor == fresh.std_floor == (floor or fresh.std(1.0) / 10)
+
+
 def test_a_last_unit_that_follows_another_law_is_reported():
     rewards, places = noisy_rewards(responses=400)
     with warnings.catch_warnings():

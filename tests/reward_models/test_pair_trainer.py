@@ -108,6 +108,9 @@ def test_some_margins_and_some_not_is_refused(tmp_path, train, pairs_file):
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match="11 of 12 pairs have no 'margin'"):
         train(tmp_path / "a", dataset_name=tmp_path / "some.jsonl", **STILL)
+    with pytest.raises(ValueError, match="11 of 12 pairs have no 'margin'"):  # of the evaluation, before training
+        train(tmp_path / "e", eval_dataset_name=tmp_path / "some.jsonl", **STILL)
+    assert not (tmp_path / "e").exists()
     rows[4]["margin"] = "much"
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"some\.jsonl, line 5: column 'margin' is 'much'; it must be a finite number"):

@@ -202,6 +202,31 @@ def test_other_settings_are_refused_in_a_directory_with_scores(bench, head_dir, 
     assert bench(max_per_subset=1, overwrite_output_dir=True)[0]["pooled"]["n"] == 4
 
 
+@pytest.mark.parametrize(
+    "change", [{"subset": "donotanswer"}, {"id": 99}, {"chat_template_kwargs": {"enable_thinking": False}}]
+)
+def test_rows_that_are_read_in_another_way_are_not_those_scored_before(bench, rows, tmp_path, change):
+    bench()
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(row | (change if i == 0 else {})) + "\n" for i, row in enumerate(rows)))
+    with pytest.raises(ValueError, match=r"other settings .*rows"):
+        bench(dataset_name=str(other))
+
+
+def test_a_card_that_reads_units_in_another_way_is_not_what_scored_before(bench, head_dir, tmp_path):
+    other = shutil.copytree(head_dir, tmp_path / "other")
+    bench(reward_model=str(other))
+    for key, value in (("temperature", 2.0), ("threshold", None)):
+        card = json.loads((head_dir / "segrew.json").read_text())
+        if key == "threshold":  # of another seventh digit: its label is the same
+            card["segmentation"]["threshold"] *= 1 + 1e-9
+        else:
+            card[key] = value
+        (other / "segrew.json").write_text(json.dumps(card))
+        with pytest.raises(ValueError, match=r"other settings .*(temperature|fingerprint)"):
+            bench(reward_model=str(other))
+
+
 def test_every_batch_size_gives_the_same_scores(bench):
     one, many = (read_jsonl(bench(str(n), max_tokens_per_batch=n)[1] / "scores.jsonl") for n in (1, 4096))
     for a, b in zip(one, many, strict=True):

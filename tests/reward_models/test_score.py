@@ -75,6 +75,13 @@ def test_show_prints_each_answer_with_its_rewards(head_dir, pairs_file, short_pa
     assert short_pairs[0].prompt[-1]["content"][:40] in printed and printed.count("score ") == 2
 
 
+def test_show_takes_whole_texts_without_a_prompt(head_dir, tmp_path, capsys):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"chosen": "A good text.", "rejected": "A bad one."}))
+    assert main(["show", "--reward_model", str(head_dir), "--dataset_name", str(path)]) == 0
+    assert "> (whole texts, no prompt)" in capsys.readouterr().out
+
+
 def test_colours_go_from_orange_to_blue_and_text_is_kept():
     segments = [Segment(t, i, i + 1, 1, r, None, 1.0) for i, (t, r) in enumerate([("a", -1.0), ("b", 1.0), ("c", 0.0)])]
     text = coloured(Answer("7", [USER], "abc"), ScoredResponse(0.0, segments))

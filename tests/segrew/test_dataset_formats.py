@@ -95,6 +95,11 @@ def test_answers_that_begin_like_a_speaker_are_no_dialogue(load):
     assert pair.prompt == [user("Write a scene.")] and pair.chosen == "Human: Hi."
 
 
+def test_a_prompt_that_begins_like_a_speaker_is_a_dialogue_only_if_the_assistant_is_to_speak(load):
+    (pair,) = load({"prompt": "Human: who are you?", "chosen": "An AI.", "rejected": "Nobody."}).pairs
+    assert pair.prompt == [user("Human: who are you?")] and pair.chosen == "An AI."
+
+
 def test_a_row_of_another_kind_than_named_says_so_with_its_line(load):
     with pytest.raises(
         ValueError, match=r"rows\.jsonl, line 1: not a row of WebGPT comparisons \(KeyError: 'score_0'\)"

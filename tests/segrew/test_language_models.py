@@ -78,13 +78,32 @@ def test_statistics_equal_the_model_s_own_logits(build_family, name, temperature
     assert logprobs[~ROWS.mask].abs().sum() == 0 == entropy[~ROWS.mask].abs().sum()
 
 
-def test_statistics_of_logits_scaled_by_the_config(small_sizes):
-    config = transformers.CohereConfig(**small_sizes | {"logit_scale": 0.25})
+SCALED = {
+    "Cohere": {"logit_scale": 0.25},
+    "FalconH1": {
+        "lm_head_multiplier": 0.25,
+        "mamba_d_ssm": 16,
+        "mamba_n_heads": 2,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+    },
+    "Granite": {"logits_scaling": 4.0},
+    "HyperCLOVAX": {"logits_scaling": 0.25, "head_dim": 4},
+    "RecurrentGemma": {"logits_soft_cap": 0.5, "num_hidden_layers": 3, "lru_width": 16},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*padded rows")
+@pytest.mark.parametrize("name", SCALED)
+def test_statistics_of_logits_scaled_or_capped_by_the_config(small_sizes, name):
     torch.manual_seed(0)
-    model = transformers.CohereForCausalLM(config).eval()
-    logprobs, _ = response_statistics(model, APART)
-    expected = log_softmax(model(torch.tensor([[10, 2]])).logits[0, 0], -1)[2]
-    torch.testing.assert_close(logprobs[2, 0], expected, atol=1e-5, rtol=1e-5)
+    config = getattr(transformers, f"{name}Config")(**small_sizes | SCALED[name])
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(100)  # so that scale and cap show
+        logprobs, _ = response_statistics(model, APART)
+        expected = log_softmax(model(torch.tensor([[10, 2]])).logits[0, 0], -1)[2]
+    torch.testing.assert_close(logprobs[2, 0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_conversations_know_their_shape():

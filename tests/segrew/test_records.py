@@ -120,6 +120,20 @@ def test_b14_unreadable_lines_are_counted_where_they_are_skipped(tmp_path):
         list(read_records(path))
 
 
+def test_half_a_character_names_its_line_and_whole_ones_are_read(tmp_path):
+    whole, half = '{"text": "\\ud83d\\ude00 \\\\ud83d"}', '{"text": ["cut \\ud83d"]}'
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{whole}\n{half}\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: holds '\\ud83d', half of a character"):
+        list(read_records(path))
+    skipped = Counter()
+    assert [row for _, row in read_records(path, SKIP, skipped)] == [{"text": "\U0001f600 \\ud83d"}]
+    assert skipped == {"unreadable line": 1}
+    (tmp_path / "rows.json").write_text(f"[{whole}, {half}]")
+    with pytest.raises(ValueError, match=r"rows\.json, item 2: holds"):
+        list(read_records(tmp_path / "rows.json"))
+
+
 def test_b43_a_line_beyond_the_limit_is_an_error_or_counted(tmp_path):
     path, skipped, limit = tmp_path / "a.jsonl", Counter(), len(LINES[0]) + 1
     long = json.dumps({"prompt": "a" * 200}).encode()

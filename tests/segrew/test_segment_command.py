@@ -72,3 +72,10 @@ def test_data_shows_the_units_of_its_example(tiny_dir, pairs_file, capsys):
     assert "units by rule sentence" in " ".join(capsys.readouterr().out.split())
     assert main([*argv, "--rule", "entropy"]) == 2
     assert "`segrew segment` does" in capsys.readouterr().err
+
+
+def test_lengths_are_ordered_without_torchs_quantile_which_refuses_many_units(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "quantile", None)  # beyond 2**24 numbers it raises
+    ids = torch.arange(10).repeat_interleave(torch.tensor([3, 1] * 5))[None]
+    found = UnitLengths.of(SegmentationConfig("token"), Segmentation(ids))
+    assert (found.mean, found.median, found.long, found.per_response) == (2.0, 1.0, 3.0, 10.0)
