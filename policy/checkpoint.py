@@ -84,7 +84,7 @@ def save_checkpoint(
     )
     shutil.rmtree(target, ignore_errors=True)
     os.replace(partial, target)
-    if config.save_total_limit is not None:
+    if config.save_total_limit is not None and config.save_total_limit > 0:  # as in TrainingArguments
         for old in sorted(run.glob("checkpoint-*"), key=_step_of)[: -config.save_total_limit]:
             shutil.rmtree(old)
 

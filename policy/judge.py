@@ -134,8 +134,8 @@ def open_run(config: JudgeConfig, rubric: Rubric) -> tuple[RunDirectory, list[di
         resume=resume or None,
     )
     path = run.path / JUDGMENTS
-    done = read_jsonl(path) if path.is_file() else []
-    write_jsonl(path, done)  # without a last line that a kill left unfinished
+    done = [row for row in read_jsonl(path) if "error" not in row] if path.is_file() else []
+    write_jsonl(path, done)  # without requests that were turned down, and a last line that a kill left unfinished
     return run, done
 
 

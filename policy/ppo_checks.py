@@ -91,6 +91,10 @@ def _check_rewards(config: "PPOConfig") -> None:
     sources = bool(config.reward_model_path) + len(config.extra_reward_models) + len(config.reward_functions)
     if config.reward_weights and len(config.reward_weights) != sources:
         _refuse(config, "reward_weights", f"{len(config.reward_weights)} weights for {sources} sources of reward.")
+    if config.normalizer not in (None, "none") and (not config.reward_model_path or config.reward_rule == "terminal"):
+        _refuse(config, "normalizer", "standardizes a reward model's unit rewards; a terminal score is paid as it is.")
+    if config.missing_eos_penalty and config.truncated_answers == "mask":
+        _refuse(config, "missing_eos_penalty", "with --truncated_answers mask no cut-off answer is left to pay it.")
     if not config.reward_model_path and config.reward_rule == "terminal":
         _refuse(
             config, "reward_rule", "takes a reward model's score, and there is none; leave the flag out: a function "
@@ -106,6 +110,14 @@ def _check_rewards(config: "PPOConfig") -> None:
 def _check_kl(config: "PPOConfig") -> None:
     if config.kl_in == "loss" and config.kl_estimator == "k1":
         _refuse(config, "kl_in", "k1 has no gradient in expectation there; add --kl_estimator k2 (or k3).")
+    if config.kl_controller == "adaptive":
+        if config.kl_coef == 0:
+            _refuse(config, "kl_coef", "the adaptive controller multiplies it, so it would stay 0; give it a start.")
+        if config.rollout_batch_size >= 5 * config.kl_horizon:  # a step may take off a fifth of answers / horizon
+            _refuse(
+                config, "kl_horizon", f"too short for --rollout_batch_size {config.rollout_batch_size}: one step could "
+                "turn the KL's weight negative."
+            )  # fmt: skip
 
 
 def _check_estimator(config: "PPOConfig") -> None:

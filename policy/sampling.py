@@ -40,6 +40,8 @@ class Sampling:
             )
         if any(token < 0 for token in self.stop_token_ids):
             raise ValueError(f"--stop_token_ids {list(self.stop_token_ids)}: must not be negative.")
+        if "" in self.stop_strings:
+            raise ValueError("--stop_strings '': the empty text would end every answer before its first word.")
         if self.top_k < 0:
             raise ValueError(f"--top_k {self.top_k}: must be positive, or 0 for all tokens.")
         if not 0 < self.top_p <= 1:

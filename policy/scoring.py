@@ -100,11 +100,12 @@ def normalizer_of(
     if config.normalizer == "none":
         return None
     if normalizer is None:
-        if rule.rule == "response":
+        if rule.rule == "response" and config.normalizer is None:
             return None  # a single reward a response: there are no locations to compare
+        reason = "rewards read early and late in a response do not compare without one"
+        reason = reason if config.normalizer is None else f"--normalizer {config.normalizer} asks for one"
         raise ValueError(
-            f"{path} has no normalizer.json, and rewards read early and late in a response do not compare without "
-            "one; run `segrew calibrate` on it, or pass --normalizer none."
+            f"{path} has no normalizer.json, and {reason}; run `segrew calibrate` on it, or pass --normalizer none."
         )
     own = reward_model.segmenter_fingerprint
     cut_by = own if cut_by is None or not own else cut_by

@@ -1,4 +1,4 @@
-"""What a checkpoint holds is plain data: nothing in it runs when it is loaded."""
+"""What a checkpoint holds is plain data: nothing in it runs when it is loaded. And how many are kept."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from policy.checkpoint import CRITIC_FILE, OPTIMIZER_FILE, STATE_FILE, load_checkpoint
+from policy.checkpoint import CRITIC_FILE, OPTIMIZER_FILE, STATE_FILE, load_checkpoint, save_checkpoint
+from policy.ppo_config import PPOConfig
+from policy.run_state import RunState
+from segrew.data_options import DataOptions
 from segrew.run_directory import write_json
 
 
@@ -30,3 +33,13 @@ def test_b50_no_code_of_a_checkpoint_is_run(tmp_path):
     assert not marker.exists()
     torch.load(tmp_path / OPTIMIZER_FILE, weights_only=False)
     assert marker.exists()  # so the trap works
+
+
+@pytest.mark.parametrize("limit, kept", [(None, [1, 2, 10]), (2, [2, 10]), (0, [1, 2, 10]), (-1, [1, 2, 10])])
+def test_the_newest_checkpoints_are_kept_and_all_without_a_positive_limit(tmp_path, limit, kept):
+    policy, config = torch.nn.Linear(1, 1), PPOConfig(reward_model_path="x", save_total_limit=limit)
+    policy.save_pretrained = Path.mkdir
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, step, policy, None, optimizer, optimizer, config, DataOptions(), RunState(0.1))
+    assert sorted(int(path.name.split("-")[1]) for path in tmp_path.iterdir()) == kept

@@ -171,9 +171,13 @@ def test_requests_run_side_by_side(run, stand_in):
 
 def test_a_judge_that_turns_everything_down_is_not_asked_for_ever(run, stand_in, capsys, monkeypatch):
     monkeypatch.setattr("policy.judge.TURNED_DOWN", 3)
-    server = stand_in(lambda body: (400, "unsupported parameter: max_tokens"))
+    mended = []
+    server = stand_in(lambda body: longer_wins(body) if mended else (400, "unsupported parameter: max_tokens"))
     run(server, code=2, workers=1)
     assert "unsupported parameter: max_tokens" in capsys.readouterr().err and len(server.requests) < 10
+    mended.append(True)  # and asked again, all of it, once it does not
+    row = read_json(run(server) / "judge.json")["dimensions"]["helpfulness"]
+    assert (row["n"], row["unreadable"]) == (5, 0)
 
 
 def test_agreement_with_a_reward_model(run, stand_in, reward_dirs):

@@ -121,6 +121,11 @@ def test_n_follows_its_schedule():
         ({"critic_init": "reward_model", "reward_tokens": "text"}, "--critic_init reward_model"),
         ({"dual_clip": 0.5}, "--dual_clip 0.5: must be above 1"),
         ({"top_p": 0.0}, "--top_p 0.0"),
+        ({"stop_strings": ["a", ""]}, "--stop_strings ''"),
+        ({"normalizer": "global", "reward_rule": "terminal"}, "--normalizer global"),
+        ({"missing_eos_penalty": 1.0, "truncated_answers": "mask"}, "--missing_eos_penalty 1.0"),
+        ({"kl_controller": "adaptive", "kl_coef": 0.0}, "--kl_coef 0.0: the adaptive"),
+        ({"kl_controller": "adaptive", "kl_horizon": 12}, "--kl_horizon 12: too short for --rollout_batch_size 64"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):

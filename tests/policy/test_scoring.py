@@ -76,6 +76,8 @@ def test_dense_rewards_without_a_normalizer_are_refused_unless_asked_for(reward_
     assert Axes.from_config(config(normalizer="none"), reward_model).normalizer is None
     assert Axes.from_config(config(reward_rule="terminal"), reward_model).normalizer is None
     assert Axes.from_config(config(reward_rule="response"), reward_model).normalizer is None
+    with pytest.raises(ValueError, match=r"has no normalizer.json, and --normalizer global asks for one"):
+        Axes.from_config(config(reward_rule="response", normalizer="global"), reward_model)
 
 
 def test_an_entropy_rule_needs_a_threshold_from_somewhere(reward_dirs):
