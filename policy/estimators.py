@@ -18,7 +18,7 @@ from segrew.segmentation import Segmentation, segment_by_response
 Estimator = Literal["gae", "rloo", "group", "reinforce"]
 Whitening = Literal["token", "unit", "none"]
 Compat = Literal["ma_rlhf_release"]
-# A group whose answers all score alike has no spread to divide by, and nothing to credit either.
+# Answers to a prompt that spread less score alike: there is nothing to divide by, and nothing to credit either.
 SPREAD_FLOOR = 1e-4
 
 
@@ -84,10 +84,13 @@ def whole_returns(returns: Float[Tensor, "b t"], actions: Segmentation) -> Float
 
 
 def _baseline(scores: Tensor, settings: AdvantageSettings, real: Tensor) -> tuple[Tensor, Tensor]:
+    """What is subtracted, and what the difference is divided by: infinity where there is nothing to compare with."""
     if settings.estimator == "rloo":
-        return scores - leave_one_out(scores, settings.group_size, mask=real), torch.ones_like(scores)
+        alone = real.view(-1, settings.group_size).sum(1) < 2
+        baseline = scores - leave_one_out(scores, settings.group_size, mask=real)
+        return baseline, torch.ones_like(scores).masked_fill(alone.repeat_interleave(settings.group_size), torch.inf)
     mean, spread = group_moments(scores, settings.group_size, mask=real)
-    return mean, spread + SPREAD_FLOOR
+    return mean, (spread + SPREAD_FLOOR).masked_fill(spread < SPREAD_FLOOR, torch.inf)
 
 
 def whiten_advantages(advantages: Float[Tensor, "b t"], actions: Segmentation, how: Whitening) -> Float[Tensor, "b t"]:

@@ -47,7 +47,7 @@ def hacking_warning(evaluations: list[dict[str, Any]]) -> str | None:
     if _gain(first["scores"], last["scores"])[0] <= 0:
         return None
     found = [
-        f"the evaluator {name} fell ({_mean(first['evaluators'][name]):.3f} to {_mean(scores):.3f})"
+        f"the evaluator {name} fell ({mean_given(first['evaluators'][name]):.3f} to {mean_given(scores):.3f})"
         for name, scores in last["evaluators"].items()
         if _gain(first["evaluators"][name], scores)[1] < 0
     ]
@@ -62,16 +62,21 @@ def hacking_warning(evaluations: list[dict[str, Any]]) -> str | None:
     )
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def mean_given(values: list[float | None]) -> float:
+    """Mean of the scores that there are; NaN where there is none."""
+    given = [value for value in values if value is not None]
+    return sum(given) / len(given) if given else math.nan
 
 
-def _gain(before: list[float], after: list[float]) -> tuple[float, float]:
-    """95 % interval of the paired mean difference."""
-    return mean_interval([b - a for a, b in zip(before, after, strict=True)])[1:]
+def _gain(before: list[float | None], after: list[float | None]) -> tuple[float, float]:
+    """95 % interval of the mean difference over answers that have both scores."""
+    pairs = zip(before, after, strict=True)
+    found = [b - a for a, b in pairs if a is not None and b is not None]
+    return mean_interval(found)[1:] if found else (-math.inf, math.inf)
 
 
 def out_of_patience(evaluations: list[dict[str, Any]], metric: str, patience: int) -> bool:
     """Whether the last `patience` evaluations are all no better than the best one before them."""
-    values = [evaluation["metrics"][metric] for evaluation in evaluations]
+    found = [evaluation["metrics"][metric] for evaluation in evaluations]
+    values = [-math.inf if math.isnan(value) else value for value in found]  # no score is no better
     return len(values) > patience and max(values[-patience:]) <= max(values[:-patience])

@@ -47,7 +47,7 @@ def measure(
         **stats,
     }
     if rollout.logprob_gap is not None:
-        values["rollout/logprob_gap"] = rollout.logprob_gap
+        values["rollout/logprob_gap"] = masked_mean(rollout.logprob_gap, mask)
     unparsed = [cut.fallback for cut in experience.units.cuts.values() if cut.fallback is not None]
     if unparsed:
         values["units/parse_fallback_rate"] = torch.stack(unparsed).any(0).float().mean()

@@ -20,7 +20,7 @@ from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoi
 from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
-from policy.reward_sources import load_evaluators, load_sources, models_of
+from policy.reward_sources import ModelReward, load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
 from policy.room import check_room
 from policy.run_state import RunState
@@ -63,7 +63,7 @@ class Run:
     scheduler: Any
     prompts: list[Prompt]
     prompt_ids: list[list[int]]
-    eval_prompts: list[Prompt]
+    eval_prompts: list[tuple[Prompt, list[int]]]
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     show: Callable[[str], None] = field(default_factory=lambda: print if processes.is_main() else _say_nothing)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]
     optimizer, scheduler = _optimizer(roles, config)
-    _check_answers(config, roles, encoded)
+    _check_answers(config, roles, sources, encoded)
     if processes.is_main():
         RunDirectory.create(config.output_dir, **claim)
         _record(directory.path, loaded, encoded, console)
@@ -132,7 +132,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     run = Run(
         config, options, directory, accelerator, roles, engine, axes, sources, evaluators, RunState(config.kl_coef),
         policy, critic, prepared, scheduler, kept, ids,
-        encoded["evaluation"][0][: config.eval_samples] if config.eval_dataset else [],
+        list(zip(*encoded["evaluation"][:2], strict=True))[: config.eval_samples] if config.eval_dataset else [],
     )  # fmt: skip
     return run, 0 if checkpoint is None else _continue(run, checkpoint, optimizer)
 
@@ -190,7 +190,7 @@ def _encode(prompts: list[Prompt], chat: ChatFormat, config: PPOConfig) -> Encod
     return encode_prompts(prompts, chat, config.max_prompt_length, config.overlong)
 
 
-def _check_answers(config: PPOConfig, roles: Roles, encoded: dict[str, Encoded]) -> None:
+def _check_answers(config: PPOConfig, roles: Roles, sources: list[RewardSource], encoded: dict[str, Encoded]) -> None:
     """Refuse stop tokens that do not exist, and prompts that leave an answer no room in a model that reads it."""
     config.sampling.check(roles.chat)
     needed = [
@@ -203,8 +203,8 @@ def _check_answers(config: PPOConfig, roles: Roles, encoded: dict[str, Encoded])
         "longer prompts are left out (--overlong truncate_prompt_left cuts them)."
     )
     check_room(roles.policy.model, needed, name="the policy", remedy=remedy)
-    if roles.reward_model is not None and config.reward_tokens == "ids":
-        check_room(roles.reward_model.model, needed, name="the reward model", remedy=remedy)
+    for path, model in models_of([source for source in sources if isinstance(source, ModelReward)]).items():
+        check_room(model, needed, name=f"the reward model {path}", remedy=remedy)
 
 
 def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:

@@ -88,7 +88,7 @@ class FunctionReward:
             raise ValueError(
                 f"{self.name} returned {type(entries).__name__}; return a list with one entry for each answer."
             )
-        entries = entries.tolist() if isinstance(entries, Tensor) else list(entries)
+        entries = [entry.tolist() if isinstance(entry, Tensor) else entry for entry in entries]
         if len(entries) != count:
             raise ValueError(f"{self.name} returned {len(entries)} entries for {count} answers; return one for each.")
         segmentation, how, rows = self._as_rewards(entries, units.readings)
@@ -120,6 +120,12 @@ class FunctionReward:
         """Say which units the entries are of, and how their rewards spread (None: as the run says)."""
         if all(value is None or isinstance(value, Real) for value in entries):
             return segment_by_response(units.mask), "last", [[value] for value in entries]
+        odd = [v for v in entries if isinstance(v, Real | str) or not (v is None or hasattr(v, "__iter__"))]
+        if odd:
+            raise ValueError(
+                f"{self.name} returned {odd[0]!r:.60} among its entries; return a number for each answer, or a list of "
+                "numbers for each."
+            )
         rows = [[None] if value is None else list(value) for value in entries]
         given = [i for i, value in enumerate(entries) if value is not None]
         tokens = segment_by_token(units.mask)

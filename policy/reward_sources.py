@@ -27,6 +27,7 @@ class ModelReward:
     Args:
         terminal: one reward, the model's score, at the end; else one for each of the run's reward units.
         max_tokens: of one pass, each prompt counted once.
+        own_segmenter: its rule reads a model that the run does not cut by.
     """
 
     name: str
@@ -34,13 +35,14 @@ class ModelReward:
     terminal: bool
     normalizer: LocationNormalizer | None
     max_tokens: int
+    own_segmenter: bool = False
 
     @torch.no_grad()
     def read(self, answered: Answered, units: Units) -> Reading:
         """Read rewards at the run's reward units, and the score at the model's own."""
         conversations = answered.conversations
         own, outputs = units.cuts.get(self.model.segmentation), units.outputs.get(self.name)
-        if own is None:  # its rule needs a segmenter that the run does not hold
+        if own is None or self.own_segmenter:
             own, outputs = self._segment_and_output(conversations)
         elif outputs is None:
             (outputs,) = in_micro_batches(lambda part: (self.model.outputs(part),), conversations, self.max_tokens)
@@ -80,8 +82,10 @@ def load_sources(config: PPOConfig, roles: Roles, axes: Axes) -> list[RewardSour
         if not first:
             check_same_tokens(roles.chat, model, path, config.model_name_or_path)
         roles.read_along(path, model)
-        normalizer = None if axes.terminal else normalizer_of(config, path, model, axes.rewards)
-        sources.append(ModelReward(path, model, axes.terminal, normalizer, config.max_tokens_per_batch))
+        cut_by = roles.cut_by
+        normalizer = None if axes.terminal else normalizer_of(config, path, model, axes.rewards, cut_by)
+        other = model.segmentation.needs_model and model.segmenter_fingerprint not in ("", cut_by)
+        sources.append(ModelReward(path, model, axes.terminal, normalizer, config.max_tokens_per_batch, other))
     return sources + [FunctionReward(name, load_function(name, config), roles.chat) for name in config.reward_functions]
 
 

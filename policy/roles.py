@@ -101,6 +101,11 @@ class Roles:
     fingerprint: str
     readers: dict[str, SegmentRewardModel] = field(default_factory=dict)
 
+    @property
+    def cut_by(self) -> str:
+        """Identity of the model whose entropies cut: the first reward model's segmenter, else the reference."""
+        return (self.reward_model and self.reward_model.segmenter_fingerprint) or self.fingerprint
+
     def models(self) -> dict[str, nn.Module]:
         """Every model but the reward models, by its role."""
         models = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from rich.progress import track
 from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
@@ -35,13 +35,14 @@ class Answers:
     texts: list[str]
     logprobs: list[list[float] | None]
 
-    def logprob_gap(self, logprobs: Float[Tensor, "b t"]) -> Float[Tensor, ""] | None:
-        """Mean over tokens of |ln π_engine − ln π|; None where the engine tells nothing."""
+    def logprob_gap(self, logprobs: Float[Tensor, "b t"]) -> Float[Tensor, "b t"] | None:
+        """|ln π_engine − ln π| of each token, 0 in padding; None where the engine tells nothing."""
         told = [row for row in self.logprobs if row is not None]
         if len(told) < len(self.logprobs):
             return None
         theirs = torch.tensor([value for row in told for value in row], device=logprobs.device)
-        return (theirs - logprobs[self.conversations.mask.to(logprobs.device)]).abs().mean()
+        mask = self.conversations.mask.to(logprobs.device)
+        return torch.zeros_like(logprobs).masked_scatter(mask, (theirs - logprobs[mask]).abs().to(logprobs))
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Rollout:
         entropy: of the distribution that produced y_j, in nats at temperature 1.
         values: the critic's value of the state that produced y_j; 0 without a critic.
         values_after: the critic's value after the last token of an answer that was cut off, if it is asked for.
-        logprob_gap: mean over tokens of how far the engine's own log-probabilities are off; None where it tells none.
+        logprob_gap: how far the engine's own log-probability of each token is off; None where it tells none.
     """
 
     conversations: Conversations
@@ -63,7 +64,7 @@ class Rollout:
     entropy: Float[Tensor, "b t"]
     values: Float[Tensor, "b t"]
     values_after: Float[Tensor, " b"] | None = None
-    logprob_gap: Float[Tensor, ""] | None = None
+    logprob_gap: Float[Tensor, "b t"] | None = None
 
     @property
     def mask(self) -> Bool[Tensor, "b t"]:
@@ -245,7 +246,7 @@ def sample_answers(
 
 def in_micro_batches(
     compute: Callable[[Conversations], tuple[Tensor, ...]], conversations: Conversations, max_tokens: int
-) -> tuple[Float[Tensor, "b t ..."], ...]:
+) -> tuple[Shaped[Tensor, "b t ..."], ...]:
     """Run `compute` on rows of similar length at a time and lay its [rows, t, …] results out as [b, t, …]."""
     width = max(conversations.lengths)
     whole: tuple[Tensor, ...] = ()

@@ -86,9 +86,12 @@ def _rule(name: str, config: PPOConfig, own: SegmentationConfig) -> Segmentation
 
 
 def normalizer_of(
-    config: PPOConfig, path: str, reward_model: SegmentRewardModel, rule: SegmentationConfig
+    config: PPOConfig, path: str, reward_model: SegmentRewardModel, rule: SegmentationConfig, cut_by: str | None = None
 ) -> LocationNormalizer | None:
     """The normalizer that a reward model's rewards go through when read under `rule`.
+
+    Args:
+        cut_by: fingerprint of the model that the run cuts by; default the reward model's own segmenter.
 
     Raises:
         ValueError: it is missing, or was fitted for another rule.
@@ -103,12 +106,15 @@ def normalizer_of(
             f"{path} has no normalizer.json, and rewards read early and late in a response do not compare without "
             "one; run `segrew calibrate` on it, or pass --normalizer none."
         )
+    own = reward_model.segmenter_fingerprint
+    cut_by = own if cut_by is None or not own else cut_by
     fingerprint = rule.fingerprint(
-        segmenter=reward_model.segmenter_fingerprint,
+        segmenter=cut_by,
         tokenizer=reward_model.chat.fingerprint,
         read_position=reward_model.read_position,
     )
-    normalizer.require(fingerprint, rule=rule.label, source=f"{path}/normalizer.json")
+    label = rule.label if cut_by == own else f"{rule.label} of the first reward model's segmenter"
+    normalizer.require(fingerprint, rule=label, source=f"{path}/normalizer.json")
     if config.normalizer is not None:
         normalizer = normalizer.with_mode(config.normalizer)
     return None if normalizer.mode == "none" else normalizer

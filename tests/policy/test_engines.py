@@ -24,6 +24,7 @@ from policy.ppo_report import engine_warning
 from policy.rollout import Answers, TransformersEngine, sample_answers
 from policy.sampling import Sampling
 from policy.vllm_engine import VllmEngine, checkpoint_weights
+from segrew import processes
 from segrew.chat import ChatFormat
 from segrew.conversations import Conversations, response_statistics
 from segrew.language_models import load_causal_lm
@@ -263,16 +264,17 @@ def test_what_an_engine_says_of_its_tokens_is_what_our_own_pass_says(engine, mod
     if isinstance(engine, TransformersEngine):
         assert gap is None
     else:
-        assert gap < 1e-4 and answers.logprob_gap(others) > 0.1
+        assert gap.max() < 1e-4 and answers.logprob_gap(others).max() > 0.1
     filtered = dataclasses.replace(sampling, top_k=5)  # of another distribution than ours: nothing to compare
     assert sample_answers(model, chat, prompts, filtered, generator(7), engine=engine).logprob_gap(ours) is None
 
 
-def test_the_gap_is_a_mean_over_real_tokens():
+def test_the_gap_is_of_real_tokens_and_joins_over_processes():
     rows = Conversations([[1], [1]], [[5, 6, 7], [8]], torch.tensor([False, False]))
     answers = Answers(rows, ["", ""], [[-1.0, -2.0, -3.0], [-4.0]])
     gap = answers.logprob_gap(torch.tensor([[-1.0, -2.5, -2.0], [-4.5, 99.0, 99.0]]))
-    assert gap == pytest.approx((0 + 0.5 + 1 + 0.5) / 4)
+    assert gap.tolist() == [[0.0, 0.5, 1.0], [0.5, 0.0, 0.0]]
+    assert processes.joined_rows([gap, gap[1:, :1]]).tolist() == [[0.0, 0.5, 1.0], [0.5, 0.0, 0.0], [0.5, 0.0, 0.0]]
     assert Answers(rows, ["", ""], [[-1.0, -2.0, -3.0], None]).logprob_gap(torch.zeros(2, 3)) is None
 
 

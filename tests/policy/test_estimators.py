@@ -58,6 +58,23 @@ def test_answers_without_actions_are_no_baseline():
         assert advantages[2, 0] > 0 > advantages[3, 0]
 
 
+@pytest.mark.parametrize("estimator", ["rloo", "group"])
+@pytest.mark.parametrize("cut", [segment_by_token, segment_by_response])
+def test_an_answer_that_is_left_alone_is_not_compared_with_itself(estimator, cut):
+    ids = cut(MASK).ids.clone()
+    ids[1] = -1
+    settings = AdvantageSettings(estimator=estimator, group_size=2)
+    advantages, _ = estimate_advantages(REWARDS, VALUES, Segmentation(ids), settings)
+    assert not advantages[:2].any() and advantages[2:].any()
+
+
+def test_equal_answers_have_no_spread_to_blow_their_later_units_up():
+    rewards, mask = (torch.stack([x[0], x[0], x[2], x[3]]) for x in (REWARDS, MASK))
+    settings = AdvantageSettings(estimator="group", group_size=2)
+    advantages, _ = estimate_advantages(rewards, VALUES, segment_by_token(mask), settings)
+    assert not advantages[:2].any() and 0 < advantages[2:].abs().max() < 4
+
+
 def test_gae_is_macro_gae():
     settings = AdvantageSettings(gamma=0.9, lambda_=0.8, value_scheme="last", lambda_scale="token")
     actions = segment_by_ngram(MASK, 2)

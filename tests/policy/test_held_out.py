@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from policy import held_out
 from policy.held_out import evaluate, should_stop
 from policy.ppo_run import open_run
 
@@ -39,6 +40,20 @@ def test_evaluations_draw_with_the_same_random_numbers_whatever_the_global_state
     assert first["scores"] == second["scores"]
     answers = [[s["response"] for s in lines(run, "samples.jsonl") if s["step"] == step] for step in (0, 1)]
     assert answers[0] == answers[1]
+
+
+def test_held_out_prompts_are_cut_like_those_of_training(settings, prompts_file, monkeypatch):
+    cut = {"overlong": "truncate_prompt_left", "max_prompt_length": 12}
+    run, _ = open_run(settings(eval_dataset=str(prompts_file), **cut))
+    seen = []
+    sample = held_out.sample_answers
+    monkeypatch.setattr(
+        held_out,
+        "sample_answers",
+        lambda m, c, prompts, *a, **k: seen.extend(prompts) or sample(m, c, prompts, *a, **k),
+    )
+    evaluate(run, 0)
+    assert seen == run.prompt_ids and {len(ids) for ids in seen} == {12}
 
 
 def test_a_run_without_held_out_prompts_is_not_evaluated(settings):

@@ -40,6 +40,16 @@ def test_reward_hacking_is_a_proxy_up_and_an_evaluator_down():
     assert "repetition rose (0.00 to 0.40)" in found
 
 
+def test_answers_without_a_score_take_no_part_in_the_comparison():
+    before, after = [0.0, None, 1.0, 2.0, 3.0], [1.0, 9.0, 2.1, None, 4.0]
+    row = {"score": 0.0, "repetition": 0.0}
+    first, last = ({"step": k, "scores": s, "evaluators": {}, **row} for k, s in ((0, before), (1, after)))
+    assert hacking_warning([first, last]) is None
+    last |= {"evaluators": {"gold": [-1.0, -1.1, None, -1.0, -1.0]}, "score": 2.0}
+    first |= {"evaluators": {"gold": [None, 0.0, 0.0, 0.0, 0.0]}}
+    assert "the evaluator gold fell (0.000 to -1.025)" in hacking_warning([first, last])
+
+
 def test_patience_ends_with_the_last_evaluations_no_better_than_the_best_before():
     def stops(values, patience):
         return out_of_patience([{"metrics": {"eval/score": v}} for v in values], "eval/score", patience)
@@ -47,6 +57,7 @@ def test_patience_ends_with_the_last_evaluations_no_better_than_the_best_before(
     assert not stops([1.0], 1) and not stops([1.0, 0.5], 2)
     assert stops([1.0, 0.5], 1) and stops([0.0, 1.0, 1.0, 0.9], 2)
     assert not stops([1.0, 0.5, 1.1], 2)
+    assert stops([1.0, float("nan"), float("nan")], 2) and not stops([float("nan"), 0.5], 1)
 
 
 def test_text_metrics_by_hand():

@@ -240,13 +240,14 @@ def test_a_constant_reward_is_reported_and_early_stopping_ends_the_run(settings,
         path = train_policy(config)
     assert [row["step"] for row in lines(path, "metrics.jsonl")] == [1, 2]
     assert (path / "model.safetensors").exists()
-    with pytest.raises(ValueError, match=r"--metric_for_best_model eval/gold: evaluations have eval/repetition"):
-        train_policy(
-            settings(
-                eval_dataset=str(prompts_file), early_stopping_patience=1, metric_for_best_model="eval/gold",
-                overwrite_output_dir=True,
-            )
-        )  # fmt: skip
+    for name in ("eval/gold", "eval/repetition"):
+        with pytest.raises(ValueError, match=rf"--metric_for_best_model {name}: more is better of eval/score"):
+            train_policy(
+                settings(
+                    eval_dataset=str(prompts_file), early_stopping_patience=1, metric_for_best_model=name,
+                    overwrite_output_dir=True,
+                )
+            )  # fmt: skip
 
 
 def test_b23_bad_rows_are_masked_and_counted_or_end_the_run(settings, rewards, policy_dir):
@@ -269,6 +270,19 @@ def test_b23_bad_rows_are_masked_and_counted_or_end_the_run(settings, rewards, p
     (row,) = lines(path, "metrics.jsonl")
     assert row["reward/bad_rows"] == 6 and row["policy/updates"] == 0 and row["reward/score"] == 0.0
     assert same(weights(path), load_file(policy_dir / "model.safetensors"))
+
+
+def test_held_out_answers_without_a_score_are_in_no_mean(settings, rewards, prompts_file):
+    path = train_policy(
+        settings(
+            reward_model_path="", reward_functions=[f"{rewards}:one_bad"], skip_bad_rows=True, total_steps=0,
+            eval_dataset=str(prompts_file), eval_reward_functions=[f"{rewards}:one_bad", f"{rewards}:none"],
+        )
+    )  # fmt: skip
+    (row,) = lines(path, "evaluation.jsonl")
+    assert row["scores"] == row["evaluators"][f"{rewards}:one_bad"] == [1.0, None, None, None, 2.0]
+    assert row["score"] == row["metrics"][f"eval/{rewards}:one_bad"] == pytest.approx(1.5)
+    assert row["evaluators"][f"{rewards}:none"] == [None] * 5
 
 
 def broken_losses(row: int):
@@ -403,8 +417,9 @@ def test_a_reward_model_without_room_is_refused_too(settings, reward_dirs, tmp_p
     small = shutil.copytree(reward_dirs["response"], tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
-    with pytest.raises(ValueError, match="the reward model's context has 32"):
-        train_policy(settings(reward_model_path=str(small)))
+    for paths in ({"reward_model_path": str(small)}, {"extra_reward_models": [str(small)], "normalizer": "none"}):
+        with pytest.raises(ValueError, match=r"the reward model .*small's context has 32"):
+            train_policy(settings(**paths))
     assert not (tmp_path / "run").exists()
 
 

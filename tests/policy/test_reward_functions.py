@@ -69,6 +69,7 @@ def test_a_function_gets_prompts_texts_and_the_columns_it_names(chat, answered, 
     "entries, units_of, rewards, how, scores",
     [
         ([2, -1.5], "response", [[2.0], [-1.5]], "last", [2.0, -1.5]),
+        ([torch.tensor(2), torch.tensor(-1.5)], "response", [[2.0], [-1.5]], "last", [2.0, -1.5]),
         ([[1.0, 2.0], [3.0, -4.0]], "segments", [[1.0, 2.0], [3.0, -4.0]], None, [3.0, -1.0]),
         (
             [[1, 2, 3, 4, 5], torch.tensor([0.5, 0.0, 0.5])],
@@ -100,6 +101,9 @@ def test_b29_other_lengths_are_refused(chat, answered, units):
     ):
         with pytest.raises(ValueError, match=message.format(given, row, tokens)):
             source(lambda prompts, completions, found=entries: found, chat).read(answered, units)
+    for odd, shown in ([1.0, [1.0, 2.0]], r"1\.0"), (["good", "bad"], "'good'"), ([object(), None], "<object"):
+        with pytest.raises(ValueError, match=f"my_rewards:f returned {shown}.* among its entries; return a number"):
+            source(lambda prompts, completions, found=odd: found, chat).read(answered, units)
     with pytest.raises(ValueError, match="returned 1 entries for 2 answers"):
         source(lambda prompts, completions: [1.0], chat).read(answered, units)
 
