@@ -158,9 +158,10 @@ def scoring_settings(
         heads.update(b"" if head is None else head.weight.detach().float().cpu().numpy().tobytes())
     read = [(item.id, item.subset, item.correct, item.digest, item.spans, item.template) for item in items]
     texts = hashlib.sha256(repr(read).encode("utf-8", "surrogatepass"))
-    normalizer = reward_model.normalizer.mode if reward_model.normalizer else "none"
-    if reward_model.normalizer and not BENCHMARKS[config.benchmark].compares:  # whose scores are normalized rewards
-        normalizer += f" {list(reward_model.normalizer.modes[reward_model.normalizer.mode])}"
+    normalizer = reward_model.normalizer
+    numbers: dict[str, Any] = {}
+    if normalizer and not BENCHMARKS[config.benchmark].compares:  # its scores are normalized rewards
+        numbers = {"normalizer_parameters": list(normalizer.modes[normalizer.mode])}
     return {
         "reward_model": config.reward_model,
         "weights": f"{model_fingerprint(reward_model.model)}-{heads.hexdigest()[:8]}",
@@ -171,7 +172,7 @@ def scoring_settings(
         "read_position": reward_model.read_position,
         "max_length": reward_model.card.max_length,
         "overlong": reward_model.card.overlong,
-        "normalizer": normalizer,
+        "normalizer": normalizer.mode if normalizer else "none",
         "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
         "benchmark": config.benchmark,
         "dataset": config.source[0],
@@ -181,7 +182,7 @@ def scoring_settings(
         "bandit_weights": _files_digest(config.bandit_model),
         "max_per_subset": config.max_per_subset,
         "rows": f"{len(items)} ({texts.hexdigest()[:8]})",
-    }
+    } | numbers
 
 
 def _files_digest(directory: str | None) -> str | None:

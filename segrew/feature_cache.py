@@ -33,7 +33,7 @@ def features_directory() -> Path:
 
 
 def key_of(identity: str, prompts: list[list[int]], responses: list[list[int]]) -> str:
-    """Name an entry by what its numbers depend on: the model and its dtype, and every token id."""
+    """Name an entry by what its numbers depend on: the model with dtype and settings, and every token id."""
     digest = hashlib.sha256(f"features 3 {identity}".encode())
     for prompt, response in zip(prompts, responses, strict=True):
         digest.update(repr((prompt, response)).encode())

@@ -122,6 +122,14 @@ def common_prompt(chosen: list[Message], rejected: list[Message]) -> tuple[list[
     return chosen[:-1], chosen[-1]["content"], rejected[-1]["content"]
 
 
+def _repeats(side: list[Message], prompt: list[Message]) -> bool:
+    """Whether a side is a whole conversation, as some sets have beside its prompt, or beside its last question."""
+    if not prompt or not side or side[: len(prompt)] == prompt:
+        return bool(prompt)
+    continues = side[0]["role"] == "assistant" or prompt[-1]["role"] != "user"
+    return not continues and prompt_key(prompt[-1:]) in [prompt_key([message]) for message in side[:-1]]
+
+
 def _prompt_and_answers(row: Row, where: str) -> tuple[list[Message], Any, Any]:
     """Split a row into prompt, chosen and rejected text, in any of TRL's preference shapes."""
     for column in ("chosen", "rejected"):
@@ -134,8 +142,7 @@ def _prompt_and_answers(row: Row, where: str) -> tuple[list[Message], Any, Any]:
     prompt = as_messages(row["prompt"], where, "prompt") if row.get("prompt") is not None else []
     if isinstance(chosen, list) and isinstance(rejected, list):
         sides = as_messages(chosen, where, "chosen"), as_messages(rejected, where, "rejected")
-        # Some sets repeat the prompt in the answers.
-        whole = [side if prompt and side[: len(prompt)] == prompt else prompt + side for side in sides]
+        whole = [side if _repeats(side, prompt) else prompt + side for side in sides]
         return common_prompt(whole[0], whole[1])
     return prompt, chosen, rejected
 

@@ -3,10 +3,12 @@
 Entropies are stored, not cuts, so another threshold costs no forward pass.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -73,6 +75,19 @@ def _compute(
     return flat
 
 
+_NO_SETTINGS = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
+
+
+def _settings_of(config: Any) -> str:
+    """What a model's configuration says beside its weights, such as rotary scaling, windows and caps of logits."""
+    matter = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in _NO_SETTINGS and not name.endswith("_token_id")
+    }
+    return json.dumps(matter, sort_keys=True, default=str)
+
+
 def response_features(
     model: nn.Module,
     conversations: Conversations,
@@ -86,7 +101,7 @@ def response_features(
     """Run a frozen causal model over responses once and keep the outcome in segrew's cache.
 
     Chunks of rows are kept one by one, so an interrupted pass goes on where it stopped. The key of a chunk covers
-    the model's weights and dtype and every token id, so a stale entry is never read.
+    the model's weights, dtype and settings and every token id, so a stale entry is never read.
 
     Args:
         max_tokens: of one forward pass.
@@ -97,8 +112,9 @@ def response_features(
     """
     parts = []
     dtype = str(next(model.parameters()).dtype)
-    identity = f"{fingerprint or model_fingerprint(model)} {dtype}"
-    name = str(getattr(trunk_of(model).config, "_name_or_path", ""))
+    config: Any = trunk_of(model).config
+    identity = f"{fingerprint or model_fingerprint(model)} {dtype} {_settings_of(config)}"
+    name = str(getattr(config, "_name_or_path", ""))
     with Progress(disable=not description) as progress:
         bar = progress.add_task(description, total=len(conversations))
         advance = partial(progress.advance, bar)

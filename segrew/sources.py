@@ -148,7 +148,10 @@ def _check(options: DataOptions, sets: int, limit: int | None) -> None:
     if weights is not None and len(weights) != sets:
         raise ValueError(f"--dataset_weights: {len(weights)} weights for {sets} data sets; give one each.")
     if options.streaming and limit is None:
-        raise ValueError("--streaming true: say how many rows to use at most, with --max_pairs or --max_prompts.")
+        raise ValueError(
+            "--streaming true: say how many rows to use at most (--max_pairs, --max_prompts or --max_rows); a command "
+            "that has none of these reads whole sets."
+        )
     if options.streaming and sets > 1 and weights is None:
         raise ValueError("--streaming true with several data sets: give each its share with --dataset_weights.")
 

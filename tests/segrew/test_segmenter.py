@@ -101,7 +101,9 @@ def test_an_interrupted_pass_goes_on_at_its_last_chunk(model, passes, monkeypatc
     assert sum(passes) == 4
 
 
-@pytest.mark.parametrize("change", ["a weight", "the output weights", "a token", "a prompt", "the dtype"])
+@pytest.mark.parametrize(
+    "change", ["a weight", "the output weights", "a token", "a prompt", "the dtype", "a cap in the configuration"]
+)
 def test_whatever_changes_the_outcome_is_computed_anew(model, passes, change):
     response_features(model, ROWS)
     rows = ROWS
@@ -113,6 +115,8 @@ def test_whatever_changes_the_outcome_is_computed_anew(model, passes, change):
         rows = Conversations(ROWS.prompts, [*ROWS.responses[:3], [16, 17, 19]], ROWS.ended)
     elif change == "a prompt":
         rows = Conversations([[5, 6], [6], [5, 6], [8, 9, 10]], ROWS.responses, ROWS.ended)
+    elif change == "a cap in the configuration":
+        model.config.final_logit_softcapping = 2.0
     else:
         model.bfloat16()
     response_features(model, rows)
