@@ -18,8 +18,8 @@ _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 def cache_directory() -> Path:
     """Return segrew's cache: $SEGREW_CACHE, else segrew/ in $XDG_CACHE_HOME or ~/.cache."""
-    if "SEGREW_CACHE" in os.environ:
-        return Path(os.environ["SEGREW_CACHE"])
+    if own := os.environ.get("SEGREW_CACHE"):  # set and empty is not set: it would be the working directory
+        return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segrew"
 
 

@@ -65,6 +65,12 @@ def test_any_other_name_is_left_to_transformers():
     assert resolve_model("some/model") == "some/model" and resolve_model("/a/path") == "/a/path"
 
 
+def test_an_empty_variable_is_not_the_working_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEGREW_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "segrew"
+
+
 def test_a_converted_model_is_used_without_asking_anyone(cache, monkeypatch):
     monkeypatch.setattr(embedded_model, "_from_hub", lambda: pytest.fail("asked the hub"))
     convert_to = cache / "SmolLM2-135M-Instruct"
