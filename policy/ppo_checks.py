@@ -142,6 +142,12 @@ def _check_estimator(config: "PPOConfig") -> None:
             or {config.gamma_scale, config.lambda_scale} != {"unit"}
         ):
             _refuse(config, "compat", "the release has gae with one gamma and one lambda a unit, and no bootstrap.")
+        # Over these units the release's last one, a single token, would be lost.
+        for field in ("ratio", "critic_target", "loss_reduction", "whitening", "kl_scale"):
+            if getattr(config, field) not in ("token", "sequence", "none"):
+                _refuse(
+                    config, field, f"the release has it by token; set --{field} token with --compat {config.compat}."
+                )
         if config.value_scheme != "mean":
             _refuse(config, "compat", "of the release's value functions only the mean runs; set --value_scheme mean.")
 

@@ -117,6 +117,11 @@ def test_n_follows_its_schedule():
         ({"advantage_estimator": "reinforce", "critic_warmup_steps": 2}, "has no critic"),
         ({"advantage_estimator": "reinforce", "truncated_answers": "bootstrap"}, "has no critic"),
         ({"compat": "ma_rlhf_release"}, "--compat ma_rlhf_release: .* ngram or response"),
+        (
+            {"compat": "ma_rlhf_release", "action_rule": "ngram", "ratio": "joint"},
+            "--ratio joint: the release has it by",
+        ),
+        ({"compat": "ma_rlhf_release", "action_rule": "ngram", "whitening": "unit"}, "--whitening unit: the release"),
         ({"reward_weights": [1.0, 2.0]}, "2 weights for 1 sources"),
         ({"critic_init": "reward_model", "reward_tokens": "text"}, "--critic_init reward_model"),
         ({"dual_clip": 0.5}, "--dual_clip 0.5: must be above 1"),
