@@ -171,8 +171,16 @@ def test_requests_run_side_by_side(run, stand_in):
 
 def test_a_judge_that_turns_everything_down_is_not_asked_for_ever(run, stand_in, capsys, monkeypatch):
     monkeypatch.setattr("policy.judge.TURNED_DOWN", 3)
-    mended = []
-    server = stand_in(lambda body: longer_wins(body) if mended else (400, "unsupported parameter: max_tokens"))
+    mended, asked = [], []
+
+    def answer(body):
+        asked.append(body)
+        if mended:
+            return longer_wins(body)
+        threading.Event().wait(0.3 * (len(asked) > 3))  # meanwhile the three before are read
+        return 400, "unsupported parameter: max_tokens"
+
+    server = stand_in(answer)
     run(server, code=2, workers=1)
     assert "unsupported parameter: max_tokens" in capsys.readouterr().err and len(server.requests) < 10
     mended.append(True)  # and asked again, all of it, once it does not
