@@ -157,8 +157,11 @@ def ask_all(
     try:
         asked = {pool.submit(endpoint.ask, rubric.request(*m.in_order(order))): (m, order) for m, order in tasks}
         for future in track(as_completed(asked), "Judging", total=len(asked)):
-            match, order = asked[future]
-            yield _judgment(match, order, future.result(), rubric)
+            if future.exception() is not None:  # replies that are there, or under way, are paid for
+                pool.shutdown(cancel_futures=True)
+                for other in [f for f in asked if not f.cancelled() and f.exception() is None]:
+                    yield _judgment(*asked[other], other.result(), rubric)
+            yield _judgment(*asked.pop(future), future.result(), rubric)
     finally:
         pool.shutdown(cancel_futures=True)
 
