@@ -183,7 +183,8 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
 
 
 def _has_ended(ids: list[int], stop_ids: Collection[int], sampling: Sampling, chat: ChatFormat) -> bool:
-    return trim(ids, stop_ids)[1] or trim_at_string(ids, sampling.stop_strings, chat.decode)[2]
+    strings = sampling.stop_strings
+    return trim(ids, stop_ids)[1] or bool(strings and trim_at_string(ids, strings, chat.decode)[2])
 
 
 class TransformersEngine:
