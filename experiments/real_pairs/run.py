@@ -44,7 +44,7 @@ ARMS: dict[str, dict[str, Any]] = {
 SHARED: dict[str, Any] = {
     "use_peft": True, "critic_init": "reward_model", "rollout_batch_size": 16, "per_device_train_batch_size": 8,
     "max_prompt_length": 64, "max_new_tokens": 48, "num_ppo_epochs": 1, "num_mini_batches": 2, "kl_coef": 0.05,
-    "learning_rate": 3e-4, "critic_learning_rate": 1e-3, "total_steps": 24, "eval_samples": 24, "eval_steps": 6,
+    "learning_rate": 3e-4, "critic_learning_rate": 1e-3, "total_steps": 16, "eval_samples": 24, "eval_steps": 4,
     "save_steps": 0, "samples_per_step": 1,
 }  # fmt: skip
 
