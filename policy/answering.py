@@ -9,7 +9,6 @@ from torch import nn
 
 from policy.answer_files import Question
 from policy.best_of import Candidates
-from policy.evaluate import score_tokens
 from policy.rollout import Answers, sample_answers
 from policy.room import check_room
 from policy.sampling import GenerationEngine, Sampling
@@ -99,4 +98,4 @@ class Answerer:
         if self.scored_on == "text":
             return model.score(prompts, answers.texts, description=processes.label("Scoring"))
         label = processes.label("Scoring")
-        return score_tokens(model, answers.conversations, generator=generator, description=label)
+        return model.score_rows(answers.conversations, description=label, cached=False, generator=generator)

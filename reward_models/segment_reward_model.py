@@ -331,31 +331,37 @@ class SegmentRewardModel:
     def score_rows(
         self,
         conversations: Conversations,
-        texts: Sequence[str | None],
+        texts: Sequence[str | None] | None = None,
         *,
         max_tokens: int = TOKENS_PER_BATCH,
         max_rows: int | None = None,
         description: str = "",
+        cached: bool = True,
+        generator: torch.Generator | None = None,
     ) -> list[ScoredResponse]:
-        """Score encoded responses, in order; what the frozen segmenter says comes from the cache, or goes to it.
+        """Score encoded responses, in order.
 
         Args:
             texts, description, max_tokens: as in `describe` and `score`.
             max_rows: responses of one forward pass at most.
+            cached: what the frozen segmenter says comes from the cache, or goes to it; not for answers drawn just now.
+            generator: for a rule that draws.
         """
         scored: dict[int, ScoredResponse] = {}
         cuts: list[Segmentation] = []
         with Progress(disable=not description) as progress:
             bar = progress.add_task(description, total=len(conversations))
-            for first in range(0, len(conversations), CHUNK_ROWS):
-                chunk = conversations.select(list(range(first, min(first + CHUNK_ROWS, len(conversations)))))
-                features = self._features(chunk, max_tokens)
+            size = CHUNK_ROWS if cached else max(len(conversations), 1)
+            for first in range(0, len(conversations), size):
+                chunk = conversations.select(list(range(first, min(first + size, len(conversations)))))
+                features = self._features(chunk, max_tokens) if cached else None
                 for rows in micro_batches(chunk, max_tokens, max_rows=max_rows):
                     part, places = chunk.select(rows), [first + row for row in rows]
                     known = None if features is None else features.of_rows(rows, chunk.lengths)
-                    segmentation, readings = self.segment_and_read(part, known=known)
+                    segmentation, readings = self.segment_and_read(part, known=known, generator=generator)
                     cuts.append(segmentation)
-                    described = self.describe(segmentation, readings, part, [texts[place] for place in places])
+                    own = texts and [texts[place] for place in places]
+                    described = self.describe(segmentation, readings, part, own)
                     scored.update(zip(places, described, strict=True))
                     progress.advance(bar, len(rows))
         warn_of_fallbacks(cuts)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from policy.evaluate import score_tokens
 from policy.rollout import Sampling, sample_answers
 from reward_models import SegmentRewardModel
 from segrew.chat import ChatFormat
@@ -17,7 +16,7 @@ def test_scores_are_means_of_the_segments_that_tile_the_answer(policy_dir, rewar
     reward_model = SegmentRewardModel.from_pretrained(reward_dirs["entropy"], device=device)
     prompts = [chat.prompt_ids([{"role": "user", "content": text}]) for text in ("Say hi.", "A colour.", "Go.", "Why?")]
     answers = sample_answers(model, chat, prompts, Sampling(max_new_tokens=9), torch.Generator().manual_seed(0))
-    scored = score_tokens(reward_model, answers.conversations, 3, generator=torch.Generator())
+    scored = reward_model.score_rows(answers.conversations, max_tokens=3, cached=False, generator=torch.Generator())
     assert len(scored) == 4
     for text, record in zip(answers.texts, scored, strict=True):
         assert "".join(segment.text for segment in record.segments) == text
