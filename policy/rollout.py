@@ -153,18 +153,18 @@ def _generate(model: Any, chat: ChatFormat, prompts: list[list[int]], sampling: 
         criteria.append(_StopAtStrings(chat, sampling.stop_strings, width))
     answers: list[list[int]] = [[] for _ in prompts]
     going, read = list(range(len(prompts))), prefill(model, prompts)
+    settings = GenerationConfig(
+        do_sample=not sampling.greedy,
+        temperature=sampling.temperature,
+        top_k=None if sampling.greedy else sampling.top_k,
+        top_p=sampling.top_p,
+        eos_token_id=list(stop_ids),
+        pad_token_id=pad_id,
+        use_cache=True,
+    )
     stretch = LEAVE_EVERY if read else sampling.max_new_tokens
     for done in range(0, sampling.max_new_tokens, stretch):
-        settings = GenerationConfig(
-            do_sample=not sampling.greedy,
-            temperature=sampling.temperature,
-            top_k=None if sampling.greedy else sampling.top_k,
-            top_p=sampling.top_p,
-            max_new_tokens=min(stretch, sampling.max_new_tokens - done),
-            eos_token_id=list(stop_ids),
-            pad_token_id=pad_id,
-            use_cache=True,
-        )
+        settings.max_new_tokens = min(stretch, sampling.max_new_tokens - done)
         with _own_generation_config(model):
             ids = model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=settings, stopping_criteria=criteria, **read

@@ -171,10 +171,13 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
 
 def _logit_shape(config: Any) -> tuple[float | None, float]:
     """The soft cap of a model's logits and what they are multiplied by, under the names its family has for them."""
-    held = config.to_dict()
-    softcap = held.get("final_logit_softcapping") or held.get("logits_soft_cap")  # Gemma; RecurrentGemma
-    scale = held.get("logit_scale") or held.get("lm_head_multiplier")  # Cohere; Falcon-H1
-    divisor = held.get("logits_scaling") or 1.0  # Granite
+
+    def held(name: str) -> float | None:
+        return getattr(config, name, None)
+
+    softcap = held("final_logit_softcapping") or held("logits_soft_cap")  # Gemma; RecurrentGemma
+    scale = held("logit_scale") or held("lm_head_multiplier")  # Cohere; Falcon-H1
+    divisor = held("logits_scaling") or 1.0  # Granite
     if config.model_type.startswith("hyperclovax"):  # it multiplies where Granite divides
         return softcap, divisor
     return softcap, scale or 1.0 / divisor

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from rich.progress import Progress
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from segrew import feature_cache
 from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches, response_states, statistics_of_states
@@ -46,10 +47,7 @@ class ResponseFeatures:
         if self.states is None:
             return found
         firsts = list(accumulate(lengths, initial=0))
-        states = self.states.new_zeros(len(rows), width, self.states.shape[1])
-        for k, row in enumerate(rows):
-            states[k, : lengths[row]] = self.states[firsts[row] : firsts[row + 1]]
-        return (*found, states)
+        return (*found, pad_sequence([self.states[firsts[row] : firsts[row + 1]] for row in rows], batch_first=True))
 
 
 @torch.no_grad()
