@@ -14,8 +14,8 @@ from segrew.language_models import load_tokenizer, trunk_of
 
 SHORT = [[5, 6, 7], [9], [5, 6, 8], [5, 6, 7], [8, 3]]
 LONG = [[5, 6, 7, 9, 11, 12, 13, 14, 15], [9], [20, 21, 22, 23, 24], [20, 21, 22, 23, 25]]
-NO_PART = ("phimoe, a short window", "gpt_oss")
 SLIDING = (
+    "phimoe, a short window",
     "qwen3, a sliding layer",
     "mistral, a short window",
     "phi3, a short window",

@@ -114,31 +114,21 @@ def test_dtype_is_that_of_the_trunk_and_part_of_the_settings(bench, head_dir):
 
 
 @pytest.mark.parametrize("rule", ["response", "token"])
-def test_a_frozen_trunk_of_any_rule_can_be_benchmarked(tmp_path, train, pairs_file, rule):
+def test_a_frozen_trunk_of_any_rule_can_be_benchmarked(tmp_path, train, bench, pairs_file, rule):
     train(tmp_path / "rm", tune="head", rule=rule)
-    config = BenchmarkConfig(
-        reward_model=str(tmp_path / "rm"),
-        dataset_name=str(pairs_file),
-        output_dir=str(tmp_path / "a"),
-        benchmark="pairs",
-    )
-    assert run_benchmark(config)["subsets"]["all"]["n"] == 12
+    record, _, _ = bench(reward_model=str(tmp_path / "rm"), dataset_name=str(pairs_file), benchmark="pairs")
+    assert record["subsets"]["all"]["n"] == 12
 
 
-def test_pairs_that_training_has_read_are_benchmarked_without_a_pass(tmp_path, train, pairs_file, monkeypatch):
+def test_pairs_that_training_has_read_are_benchmarked_without_a_pass(tmp_path, train, bench, pairs_file, monkeypatch):
     """Their states are in the feature cache, whatever head was fitted on them."""
     train(tmp_path / "rm", tune="head", head_penalty=3.0)
     passes, run = [], segmenter.response_states
     monkeypatch.setattr(segmenter, "response_states", lambda m, rows: passes.append(len(rows)) or run(m, rows))
     of_the_model = []
     monkeypatch.setattr(SegmentRewardModel, "outputs", lambda self, rows: of_the_model.append(len(rows)))
-    config = BenchmarkConfig(
-        reward_model=str(tmp_path / "rm"),
-        dataset_name=str(pairs_file),
-        output_dir=str(tmp_path / "a"),
-        benchmark="pairs",
-    )
-    assert run_benchmark(config)["subsets"]["all"]["n"] == 12
+    record, _, _ = bench(reward_model=str(tmp_path / "rm"), dataset_name=str(pairs_file), benchmark="pairs")
+    assert record["subsets"]["all"]["n"] == 12
     assert not passes and not of_the_model
 
 
