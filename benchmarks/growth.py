@@ -109,9 +109,7 @@ def measure(batch: int, length: int, model: str, reward_model: str, repeats: int
 def exponent(sizes: list[int], values: list[float]) -> float:
     """Slope of log value over log size, least squares."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    mean_x, mean_y = statistics.mean(x), statistics.mean(y)
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return round(slope / sum((a - mean_x) ** 2 for a in x), 2)
+    return round(statistics.linear_regression(x, y).slope, 2)
 
 
 def line(name: str, sizes: list[int], found: list[dict[str, float]]) -> dict[str, Any]:
