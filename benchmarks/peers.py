@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 Results = dict[str, list[dict[str, Any]]]  # of each side, one a turn
 Measure = Callable[[dict[str, Any]], dict[str, Any]]  # a job to a result
 
@@ -167,11 +168,15 @@ def take_turns(
     line_of: Callable[[Results], dict[str, Any]],
 ) -> dict[str, Any]:
     """Let the sides measure by turns, recording what there is after each; return the last line."""
+    about = {"machine": machine(arguments.threads), "model": "tiny" if arguments.quick else MODEL}
+
+    def line(results: Results) -> dict[str, Any]:
+        return about | line_of(results)
 
     def keep(results: Results) -> None:
-        record(arguments.output, line_of(results))
+        record(arguments.output, line(results))
 
-    return line_of(alternate(script, sides, arguments.repeats, arguments.threads, keep))
+    return line(alternate(script, sides, arguments.repeats, arguments.threads, keep))
 
 
 def median(results: list[dict[str, Any]], field: str) -> float:
@@ -201,9 +206,23 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """Versions of installed packages, for a side's result."""
-    return {name: importlib.metadata.version(name) for name in packages}
+def spent(seconds: dict[str, float], before: int, *packages: str) -> dict[str, Any]:
+    """What every side says of its measurement: seconds by part, peak memory, also over `before`, and versions."""
+    peak = memory_mib()
+    return {
+        "parts": {name: round(value, 2) for name, value in seconds.items()},
+        "peak_mib": peak - before,
+        "whole_mib": peak,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def model_for(quick: bool, folder: Path) -> str:
+    """Directory of the model that both sides take: SmolLM2-135M, or a tiny one that checks the benchmark."""
+    from segrew.embedded_model import resolve_model
+    from segrew.tiny_model import make_tiny_model
+
+    return str(make_tiny_model(folder / "model", steps=0)) if quick else resolve_model(MODEL)
 
 
 def record(path: str, line: dict[str, Any]) -> None:

@@ -17,22 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import (
-    Results,
-    clock,
-    machine,
-    median,
-    memory_mib,
-    memory_of_imports,
-    met,
-    parse,
-    ratio,
-    take_turns,
-    timed,
-    versions,
-)
+from peers import Results, clock, median, memory_of_imports, met, model_for, parse, ratio, spent, take_turns, timed
 
-MODEL, SEED, LORA = "HuggingFaceTB/SmolLM2-135M-Instruct", 0, 16
+SEED, LORA = 0, 16
 TARGETS = {"lora": 0.5, "full": 0.8}
 
 
@@ -89,7 +76,7 @@ def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
         ppo_trainer.batch_generation, ppo_trainer.forward = generate, run_model
     log = next(entry for entry in trainer.state.log_history if "objective/kl" in entry)
     found = {"kl": log["objective/kl"], "score": log["objective/scores"], "answer_tokens": sum(drawn)}
-    return result_of(seconds, before, found, versions("trl", "transformers", "torch"))
+    return result_of(seconds, found) | spent(seconds, before, "trl", "transformers", "torch")
 
 
 def count_tokens(found: Any, prompt_width: int, tokenizer: Any, drawn: list[int]) -> Any:
@@ -121,21 +108,11 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     seconds |= {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
     tokens = round(metrics["response/length"] * len(job["prompts"]))
     found = {"kl": metrics["kl/k1"], "score": metrics["reward/score"], "answer_tokens": tokens}
-    return result_of(seconds, before, found, versions("transformers", "torch", "peft"))
+    return result_of(seconds, found) | spent(seconds, before, "transformers", "torch", "peft")
 
 
-def result_of(
-    seconds: dict[str, float], before: int, found: dict[str, Any], packages: dict[str, str]
-) -> dict[str, Any]:
-    peak = memory_mib()
-    return {
-        "seconds": seconds["step"],
-        "cpu_seconds": seconds["step_cpu"],
-        "peak_mib": peak - before,
-        "whole_mib": peak,
-        "parts": {name: round(value, 2) for name, value in seconds.items()},
-        "versions": packages,
-    } | found
+def result_of(seconds: dict[str, float], found: dict[str, Any]) -> dict[str, Any]:
+    return {"seconds": seconds["step"], "cpu_seconds": seconds["step_cpu"]} | found
 
 
 def prepare(arguments: argparse.Namespace, model: str, folder: Path) -> dict[str, Any]:
@@ -174,16 +151,12 @@ def prepare(arguments: argparse.Namespace, model: str, folder: Path) -> dict[str
     }  # fmt: skip
 
 
-def line_of(
-    arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
-) -> dict[str, Any]:
+def line_of(arguments: argparse.Namespace, job: dict[str, Any], results: Results) -> dict[str, Any]:
     peer, ours = results["trl"], results["segrew"]
     target, speedup = TARGETS[arguments.tune], ratio(peer, ours, "seconds")
     memory = round(1 / ratio(peer, ours, "peak_mib"), 2)
     return {
         "name": f"{arguments.tune}, {arguments.dtype}, {arguments.prompts} prompts x {arguments.tokens} tokens",
-        "machine": where,
-        "model": "tiny" if arguments.quick else MODEL,
         "settings": {key: job[key] for key in ("tokens", "batch", "rollout_batch", "dtype", "tune")}
         | {"prompts": len(job["prompts"]), "prompt_tokens": sum(map(len, job["prompts"]))},
         "repeats": len(ours),
@@ -225,15 +198,10 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from segrew.embedded_model import resolve_model
-    from segrew.tiny_model import make_tiny_model
-
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = str(make_tiny_model(folder / "model", steps=0)) if arguments.quick else resolve_model(MODEL)
-        job, where = prepare(arguments, model, folder), machine(arguments.threads)
+        job = prepare(arguments, model_for(arguments.quick, Path(name)), Path(name))
         sides = {"trl": (arguments.peer_python, job), "segrew": (sys.executable, job)}
-        line = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, where, results))
+        line = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, results))
     table = Table("", "TRL", "segrew", "ratio", "target")
     verdicts = ["met" if good else "MISSED" for good in line["met"]]
     table.add_row("seconds", *map(str, line["seconds"]), f"{line['speedup']}x", f"≥ 2x: {verdicts[0]}")

@@ -20,20 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import (
-    Results,
-    clock,
-    machine,
-    median,
-    memory_mib,
-    memory_of_imports,
-    met,
-    parse,
-    ratio,
-    take_turns,
-    timed,
-    versions,
-)
+from peers import Results, clock, median, memory_of_imports, met, model_for, parse, ratio, spent, take_turns, timed
 
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -84,7 +71,7 @@ def measure_package(job: dict[str, Any]) -> dict[str, Any]:
         won.setdefault(subset, []).append(row["results"])
     accuracies = {subset: sum(results) / len(results) for subset, results in won.items()}
     sections = calculate_scores_per_section(EXAMPLE_COUNTS, SUBSET_MAPPING, accuracies)
-    return result_of(sections, seconds, scores, before, versions("rewardbench", "transformers", "torch"))
+    return result_of(sections, seconds, scores) | spent(seconds, before, "rewardbench", "transformers", "torch")
 
 
 def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
@@ -106,25 +93,16 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
     rows = read_jsonl(Path(config.output_dir) / rewardbench.SCORES_FILE)
     scores = [[row["score_chosen"], row["score_rejected"]] for row in rows]
     sections = {name: entry["accuracy"] for name, entry in found["sections"].items()}
-    return result_of(sections, seconds, scores, before, versions("transformers", "torch"))
+    return result_of(sections, seconds, scores) | spent(seconds, before, "transformers", "torch")
 
 
-def result_of(
-    sections: dict[str, float],
-    seconds: dict[str, float],
-    scores: list[list[float]],
-    before: int,
-    packages: dict[str, str],
-) -> dict[str, Any]:
+def result_of(sections: dict[str, float], seconds: dict[str, float], scores: list[list[float]]) -> dict[str, Any]:
     return {
         "seconds_per_pair": seconds["score"] / len(scores),
         "cpu_seconds": seconds["score_cpu"],
-        "peak_mib": memory_mib() - before,
         "accuracy": sum(a > b for a, b in scores) / len(scores),
         "sections": sections,
-        "parts": {name: round(value, 2) for name, value in seconds.items()},
         "scores": scores,
-        "versions": packages,
     }
 
 
@@ -132,14 +110,11 @@ def fit_head(folder: Path, quick: bool) -> str:
     """Fit a bandit head on the embedded pairs; return its directory."""
     from reward_models.train import train_reward_model
     from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
-    from segrew.embedded_model import EMBEDDED_MODEL
-    from segrew.tiny_model import make_tiny_model
 
     (folder / "template.jinja").write_text(TEMPLATE)
-    model = str(make_tiny_model(folder / "tiny", steps=0)) if quick else EMBEDDED_MODEL
     config = RewardModelConfig(
-        model_name_or_path=model, tune="head", rule="response", max_length=512, dataset_test_split=None, max_pairs=32,
-        chat_template=str(folder / "template.jinja"),
+        model_name_or_path=model_for(quick, folder), tune="head", rule="response", max_length=512, max_pairs=32,
+        dataset_test_split=None, chat_template=str(folder / "template.jinja"),
     )  # fmt: skip
     train_reward_model(config, RewardTrainingArguments(output_dir=str(folder / "reward_model")))
     card = folder / "reward_model" / "segrew.json"
@@ -182,16 +157,13 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def line_of(
-    arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
-) -> dict[str, Any]:
+def line_of(arguments: argparse.Namespace, job: dict[str, Any], results: Results) -> dict[str, Any]:
     peer, ours = results["rewardbench"], results["segrew"]
     target, speedup = 5.0 if arguments.dtype == "default" else 2.5, ratio(peer, ours, "seconds_per_pair")
     pairs = list(zip(peer[0]["scores"], ours[0]["scores"], strict=True))
     equal = [pair for pair, same in zip(pairs, job["same_tokens"], strict=True) if same]
     line = {
         "name": f"{arguments.dtype}, {job['rows']} rows",
-        "machine": where,
         "model": "tiny" if arguments.quick else arguments.reward_model or "SmolLM2-135M, head fitted on 32 pairs",
         "dataset": Path(arguments.dataset).name,
         "settings": {"rows": job["rows"], "max_characters": arguments.max_characters, "batch": job["batch"]},
@@ -236,9 +208,9 @@ def main() -> None:
     from rich.table import Table
 
     with tempfile.TemporaryDirectory() as name:
-        job, where = prepare(arguments, Path(name)), machine(arguments.threads)
+        job = prepare(arguments, Path(name))
         sides = {"rewardbench": (arguments.peer_python, job), "segrew": (sys.executable, job)}
-        line = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, where, results))
+        line = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, results))
     table = Table("", "rewardbench", "segrew", "ratio", "target")
     verdict = "met" if line["met"] else "MISSED"
     table.add_row(

@@ -17,22 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers import (
-    Results,
-    clock,
-    machine,
-    median,
-    memory_mib,
-    memory_of_imports,
-    met,
-    parse,
-    ratio,
-    take_turns,
-    timed,
-    versions,
-)
+from peers import Results, clock, median, memory_of_imports, met, model_for, parse, ratio, spent, take_turns, timed
 
-MODEL, SEED, LORA = "HuggingFaceTB/SmolLM2-135M-Instruct", 0, 16
+SEED, LORA = 0, 16
 RATES = {"lora": 1e-4, "full": 1e-5}
 
 
@@ -80,7 +67,7 @@ def measure_trl(job: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
     kept = len(trainer.train_dataset)
     curve = losses(trainer.state.log_history)
-    return result_of(seconds, kept, curve, before) | {"versions": versions("trl", "transformers", "torch")}
+    return result_of(seconds, kept, curve) | spent(seconds, before, "trl", "transformers", "torch")
 
 
 def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
@@ -106,18 +93,17 @@ def measure_segrew(job: dict[str, Any]) -> dict[str, Any]:
         train.train_reward_model(config, arguments)
     kept = read_json(directory / "evaluation.json")["train_pairs"]
     curve = losses(read_jsonl(directory / "metrics.jsonl"))
-    return result_of(seconds, kept, curve, before) | {"said": read_json(directory / "data.json")}
+    said = {"said": read_json(directory / "data.json")}
+    return result_of(seconds, kept, curve) | said | spent(seconds, before, "transformers", "torch", "peft")
 
 
-def result_of(seconds: dict[str, float], kept: int, curve: list[float], before: int) -> dict[str, Any]:
+def result_of(seconds: dict[str, float], kept: int, curve: list[float]) -> dict[str, Any]:
     counted = seconds["data"] + seconds["train"]
     return {
         "pairs_per_second": kept / counted,
         "seconds": counted,
         "cpu_seconds": seconds["data_cpu"] + seconds["train_cpu"],
         "kept": kept,
-        "peak_mib": memory_mib() - before,
-        "parts": {name: round(value, 2) for name, value in seconds.items()},
         "losses": curve,
     }
 
@@ -173,13 +159,9 @@ def compare(results: Results) -> list[dict[str, Any]]:
     return sides
 
 
-def line_of(
-    arguments: argparse.Namespace, job: dict[str, Any], where: dict[str, Any], results: Results
-) -> dict[str, Any]:
+def line_of(arguments: argparse.Namespace, job: dict[str, Any], results: Results) -> dict[str, Any]:
     return {
         "name": f"{arguments.tune}, {arguments.dtype}, {arguments.pairs} pairs, max_length {arguments.max_length}",
-        "machine": where,
-        "model": "tiny" if arguments.quick else MODEL,
         "dataset": Path(arguments.dataset).name,
         "settings": {key: job[key] for key in ("pairs", "max_length", "batch", "dtype", "tune")},
         "repeats": len(results["entropy"]),
@@ -212,17 +194,11 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from segrew.embedded_model import resolve_model
-    from segrew.tiny_model import make_tiny_model
-
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = str(make_tiny_model(folder / "model", steps=0)) if arguments.quick else resolve_model(MODEL)
-        job = prepare(arguments, model, folder)
-        where = machine(arguments.threads)
+        job = prepare(arguments, model_for(arguments.quick, Path(name)), Path(name))
         sides = {"trl": (arguments.peer_python, job)}
         sides |= {rule: (sys.executable, job | {"rule": rule}) for rule in ("response", "entropy")}
-        found = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, where, results))
+        found = take_turns(__file__, sides, arguments, lambda results: line_of(arguments, job, results))
     table = Table(
         "rule", "TRL pairs/s", "segrew pairs/s", "ratio", "of CPU time", "memory of TRL's", "last loss", "target"
     )
