@@ -14,6 +14,7 @@ from torch import nn
 
 from policy.ppo_config import PPOConfig
 from segrew.language_models import adapter_base, load_causal_lm, model_fingerprint, plain_model, trunk_of
+from segrew.onednn import apply_onednn
 from segrew.run_directory import read_json
 
 ADAPTER = "lora_"  # in the name of each of an adapter's weights
@@ -40,14 +41,18 @@ def learning(view: nn.Module, config: PPOConfig) -> nn.Module:
         lora_dropout=0.0,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
     )
-    return get_peft_model(view, lora)  # type: ignore[arg-type]
+    adapted: nn.Module = get_peft_model(view, lora)  # type: ignore[arg-type]
+    apply_onednn(adapted)
+    return adapted
 
 
 def with_adapter(base: nn.Module, directory: str | Path, *, learns: bool) -> nn.Module:
     """A view of the base under the adapter that a directory holds."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(view_of(base), directory, is_trainable=learns).eval()
+    adapted = PeftModel.from_pretrained(view_of(base), directory, is_trainable=learns)
+    apply_onednn(adapted)
+    return adapted.eval()
 
 
 def load_start(config: PPOConfig, device: torch.device) -> tuple[nn.Module, nn.Module, str]:

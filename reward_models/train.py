@@ -29,6 +29,7 @@ from segrew.data_options import DataOptions
 from segrew.language_models import load_tokenizer
 from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
+from segrew.onednn import apply_onednn
 from segrew.preferences import longer_wins
 from segrew.run_directory import RUN_FILE, RunDirectory, read_json, require_same_settings
 from segrew.sources import names_of, write_records
@@ -55,7 +56,9 @@ def _with_lora(model: nn.Module, config: RewardModelConfig) -> nn.Module:
         exclude_modules=heads,
         modules_to_save=heads,
     )
-    return get_peft_model(model, lora)  # type: ignore[arg-type]
+    adapted: nn.Module = get_peft_model(model, lora)  # type: ignore[arg-type]
+    apply_onednn(adapted)
+    return adapted
 
 
 def _train_head(prepared: Prepared, model: Any, config: RewardModelConfig, run: RunDirectory) -> dict[str, float]:

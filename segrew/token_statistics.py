@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from segrew.masking import full_precision
+from segrew.onednn import times_transposed
 
 # A chunk holds at most 128 MiB of float32 logits. Narrower than 128 rows the matrix product slows down; wider than
 # 1/32 of the rows it does not get faster, only larger.
@@ -80,7 +81,7 @@ class _TokenStatistics(torch.autograd.Function):
                 hidden[rows], weight, bias, targets[rows], head, wants_slope=keeps_slope
             )
             if slope is not None and towards is not None:
-                torch.mm(towards, weight, out=slope[rows])
+                slope[rows] = times_transposed(towards, weight.T)
             del towards  # or it would be a third buffer beside the next chunk's two
         ctx.head = head
         ctx.save_for_backward(slope, *((None,) * 4 if keeps_slope else (hidden, weight, bias, targets)))
@@ -100,7 +101,7 @@ class _TokenStatistics(torch.autograd.Function):
                 towards = _read(hidden[rows], weight, bias, targets[rows], ctx.head, wants_slope=True)[2]
                 assert towards is not None
                 towards *= grad[rows, None]
-                torch.mm(towards, weight, out=d_hidden[rows])
+                d_hidden[rows] = times_transposed(towards, weight.T)
                 d_weight.addmm_(towards.T, hidden[rows])
                 if d_bias is not None:
                     d_bias += towards.sum(0)
@@ -112,7 +113,7 @@ def _read(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, head: _Head, *, wants_slope: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return ln π(y), H and, if wanted, ∂ ln π(y)/∂(W h + bias) of one chunk, with two [rows v] buffers at a time."""
-    logits = torch.mm(hidden, weight.T)
+    logits = times_transposed(hidden, weight)
     if bias is not None:
         logits += bias
     if head.logit_scale != 1.0:

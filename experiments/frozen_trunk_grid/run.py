@@ -3,7 +3,8 @@
     python experiments/frozen_trunk_grid/run.py --name hh --files HELPFUL.jsonl.gz HARMLESS.jsonl.gz
 
 Each split holds out 15 % of the prompts. The states of every response token are computed once and kept in segrew's
-cache in chunks, so an interrupted run goes on where it stopped. Writes NAME.json and NAME.md beside this file.
+cache in chunks, and a fit that is in NAME.json is not made again, so an interrupted run goes on where it stopped.
+Writes NAME.json and NAME.md beside this file.
 """
 
 import argparse
@@ -71,17 +72,24 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--max_pairs", type=int)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     parser.add_argument("--penalty", type=float, default=0.1)
     args = parser.parse_args()
     started = time.time()
+    record = HERE / f"{args.name}.json"
+    results = json.loads(record.read_text())["results"] if record.exists() else []
+    done = {(fit["rule"], fit["seed"], fit["aggregator"]) for fit in results}
     pairs = [pair for file in args.files for pair in load_preferences(file).pairs][: args.max_pairs]
     data = read_all(pairs, args.model, args.max_length)
     read_seconds = time.time() - started
     chat = ChatFormat.from_tokenizer(load_tokenizer(args.model))
     texts = chat.response_texts(data.conversations.responses)
-    results = []
-    for name, rule in RULES.items():
+    for name in args.rules:
+        rule, kinds = RULES[name], AGGREGATORS[:1] if name == "response" else AGGREGATORS
         for seed in range(args.seeds):
+            missing = [kind for kind in kinds if (name, seed, kind) not in done]
+            if not missing:
+                continue
             train, test = split_by_prompt(data.pairs, seed)
             fitted = rule.resolve(data.features.entropy[rows_of(train)], data.conversations.mask[rows_of(train)])
             cut = segment(
@@ -95,7 +103,7 @@ def main() -> None:
             parts = {}
             for side, rows in (("train", rows_of(train)), ("test", rows_of(test))):
                 parts[side] = (states[flat_units(unit_mask, rows)], unit_mask[rows])
-            for aggregator in AGGREGATORS[:1] if name == "response" else AGGREGATORS:
+            for aggregator in missing:
                 begun = time.time()
                 weight = fit_head(*parts["train"], aggregator=aggregator, penalty=args.penalty)
                 scores = scores_of(weight, parts["test"][0].float(), parts["test"][1], aggregator=aggregator)
@@ -109,22 +117,30 @@ def main() -> None:
                     }
                 )  # fmt: skip
                 print(results[-1], flush=True)
-    report(results, len(data), args, read_seconds, time.time() - started)
+            told = {"pairs": len(data), "settings": settings_of(args), "seconds": {"reading": read_seconds}}
+            told["seconds"]["total"] = time.time() - started
+            record.write_text(json.dumps(told | {"results": results}, indent=1) + "\n")
+    text = table(results, len(data))
+    (HERE / f"{args.name}.md").write_text(text + "\n")
+    print(text)
 
 
-def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: float, total: float) -> None:
-    """Write results.json and a table: mean over splits, its spread, and the gain over the response reading."""
-    settings = vars(args) | {"files": [Path(file).name for file in args.files]}
-    record = {"pairs": n_pairs, "settings": settings, "seconds": {"reading": read, "total": total}}
-    (HERE / f"{args.name}.json").write_text(json.dumps(record | {"results": results}, indent=1) + "\n")
-    lines = ["| aggregator | " + " | ".join(RULES) + " |", "|---|" + "---|" * len(RULES)]
-    found = {(rule, kind): [r for r in results if (r["rule"], r["aggregator"]) == (rule, kind)] for rule in RULES
+def settings_of(args: argparse.Namespace) -> dict:
+    """What a record says of its run."""
+    return vars(args) | {"files": [Path(file).name for file in args.files]}
+
+
+def table(results: list[dict], n_pairs: int) -> str:
+    """Mean accuracy over splits, its spread, and the gain over the response reading."""
+    rules = [rule for rule in RULES if any(fit["rule"] == rule for fit in results)]
+    lines = ["| aggregator | " + " | ".join(rules) + " |", "|---|" + "---|" * len(rules)]
+    found = {(rule, kind): [r for r in results if (r["rule"], r["aggregator"]) == (rule, kind)] for rule in rules
              for kind in AGGREGATORS}  # fmt: skip
-    units = [f"{statistics.mean(r['units'] for r in found[rule, 'mean']):.1f}" for rule in RULES]
+    units = [f"{statistics.mean(r['units'] for r in found[rule, 'mean']):.1f}" for rule in rules]
     lines.append("| units a response | " + " | ".join(units) + " |")
     for kind in AGGREGATORS:
         cells = []
-        for rule in RULES:
+        for rule in rules:
             values = [r["accuracy"] for r in found[rule, kind]]
             gains = [r["accuracy"] - b["accuracy"] for r, b in zip(found[rule, kind], found["response", "mean"])]  # noqa: B905
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
@@ -132,8 +148,7 @@ def report(results: list[dict], n_pairs: int, args: argparse.Namespace, read: fl
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     longer = statistics.mean(r["longer_wins"] for r in results)
     lines += ["", f'"the longer answer wins": {longer:.3f}; {n_pairs} pairs, about {results[0]["n"]} held out a split']
-    (HERE / f"{args.name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
