@@ -17,6 +17,7 @@ from torch import nn
 from policy.ppo_config import PPOConfig
 from policy.run_state import RunState
 from segrew.data_options import DataOptions
+from segrew.language_models import adapter_base, load_causal_lm
 from segrew.run_directory import read_json, read_jsonl, require_same_settings, write_json, write_jsonl
 
 STATE_FILE, CRITIC_FILE, OPTIMIZER_FILE = "state.json", "critic.safetensors", "optimizer.pt"
@@ -76,7 +77,7 @@ def save_checkpoint(
     """Write checkpoint-STEP in one move, then drop the oldest beyond the limit."""
     target, partial = run / f"checkpoint-{step}", run / f"partial-checkpoint-{step}"
     shutil.rmtree(partial, ignore_errors=True)
-    policy.save_pretrained(partial)  # type: ignore[operator]
+    save_policy(policy, partial)
     save_file({name: p.detach().cpu().contiguous() for name, p in _trained(critic)}, partial / CRITIC_FILE)
     torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, partial / OPTIMIZER_FILE)
     write_json(
@@ -87,6 +88,23 @@ def save_checkpoint(
     if config.save_total_limit is not None and config.save_total_limit > 0:  # as in TrainingArguments
         for old in sorted(run.glob("checkpoint-*"), key=_step_of)[: -config.save_total_limit]:
             shutil.rmtree(old)
+
+
+def save_policy(policy: Any, directory: Path) -> None:
+    """Write a policy's weights: its adapter, or all of them."""
+    policy.save_pretrained(directory)
+
+
+def load_policy(policy: Any, directory: Path) -> None:
+    """Give a policy the weights that it was saved with."""
+    if adapter_base(str(directory)) is not None:
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(policy, load_peft_weights(str(directory), device="cpu"))
+    else:
+        policy.load_state_dict(
+            load_causal_lm(str(directory), dtype=torch.float32, device=torch.device("cpu")).state_dict()
+        )
 
 
 def _trained(critic: nn.Module | None) -> list[tuple[str, nn.Parameter]]:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from policy.minibatches import step_generator
-from policy.monitors import hacking_warning, mean_given, out_of_patience
-from policy.ppo_run import Run
+from policy.monitors import best_of, hacking_warning, mean_given, out_of_patience
+from policy.ppo_run import Run, save_best
 from policy.readings import Answered, Reading
 from policy.reward_sources import read_rewards
 from policy.rollout import sample_answers
@@ -41,6 +41,8 @@ def evaluate(run: Run, step: int) -> dict[str, float]:
     if run.config.early_stopping_patience is not None and watched not in rising:
         raise ValueError(f"--metric_for_best_model {watched}: more is better of {', '.join(rising)}.")
     run.evaluations.append(record)
+    if run.config.early_stopping_patience is not None and run.evaluations[best_of(run.evaluations, watched)] is record:
+        save_best(run, step)
     if processes.is_main():
         run.directory.append("evaluation.jsonl", record)
         for line in lines[: run.config.samples_per_step]:

@@ -75,8 +75,13 @@ def _gain(before: list[float | None], after: list[float | None]) -> tuple[float,
     return mean_interval(found)[1:] if found else (-math.inf, math.inf)
 
 
+def best_of(evaluations: list[dict[str, Any]], metric: str) -> int:
+    """Position of the best evaluation, the first of equals; one without a score is the worst."""
+    found = [evaluation["metrics"][metric] for evaluation in evaluations]
+    values = [-math.inf if math.isnan(value) else value for value in found]
+    return values.index(max(values))
+
+
 def out_of_patience(evaluations: list[dict[str, Any]], metric: str, patience: int) -> bool:
     """Whether the last `patience` evaluations are all no better than the best one before them."""
-    found = [evaluation["metrics"][metric] for evaluation in evaluations]
-    values = [-math.inf if math.isnan(value) else value for value in found]  # no score is no better
-    return len(values) > patience and max(values[-patience:]) <= max(values[:-patience])
+    return len(evaluations) - 1 - best_of(evaluations, metric) >= patience

@@ -197,7 +197,8 @@ class PPOConfig(RuleSettings, CodeExecution, EngineSettings):
     seed: int = arg(0, help="Of everything random.")
     eval_steps: int = arg(10, help="PPO steps between two evaluations.")
     early_stopping_patience: int | None = arg(
-        None, help="Stop after this many evaluations without a better --metric_for_best_model."
+        None,
+        help="Stop after this many evaluations without a better --metric_for_best_model, and keep the best policy.",
     )
     metric_for_best_model: str = arg("eval/score", help="What early stopping watches, such as eval/score.")
     save_steps: int = arg(50, help="PPO steps between two checkpoints; 0 for none.")

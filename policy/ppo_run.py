@@ -1,5 +1,6 @@
 """What lives as long as a PPO run: its directory, models, optimizer and prompts; how it opens, saves and ends."""
 
+import shutil
 import time
 import warnings
 from collections import Counter
@@ -16,8 +17,16 @@ from rich.console import Console
 from torch import nn
 from transformers import get_scheduler
 
-from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, save_checkpoint
+from policy.checkpoint import (
+    find_checkpoint,
+    forget_later_steps,
+    load_checkpoint,
+    load_policy,
+    save_checkpoint,
+    save_policy,
+)
 from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
+from policy.monitors import best_of
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
 from policy.reward_sources import ModelReward, load_evaluators, load_sources, models_of
@@ -37,6 +46,8 @@ from segrew.liger import apply_liger_kernel
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory, read_jsonl
 from segrew.sources import DataRecord, write_records
+
+BEST = "best-"  # and its step: the policy of the best evaluation, of a run with early stopping
 
 
 def _say_nothing(text: str) -> None:
@@ -297,10 +308,31 @@ def save_run(run: Run, step: int) -> None:
     processes.wait()
 
 
+def save_best(run: Run, step: int) -> None:
+    """Keep the policy as the best one so far, in place of the one before."""
+    if processes.is_main():
+        save_policy(run.roles.policy.model, run.directory.path / f"{BEST}{step}")
+        for old in set(run.directory.path.glob(f"{BEST}*")) - {run.directory.path / f"{BEST}{step}"}:
+            shutil.rmtree(old)
+    processes.wait()
+
+
+def _take_back_best(run: Run) -> None:
+    """Give the policy the weights that it had at the best evaluation, where a run with early stopping has kept them."""
+    if run.config.early_stopping_patience is None or not run.evaluations:
+        return
+    step = run.evaluations[best_of(run.evaluations, run.config.metric_for_best_model)]["step"]
+    kept = run.directory.path / f"{BEST}{step}"
+    if step < run.evaluations[-1]["step"] and kept.is_dir():
+        load_policy(run.roles.policy.model, kept)
+        run.show(f"the policy is that of step {step}, the best by {run.config.metric_for_best_model}")
+
+
 def finish_run(run: Run) -> Path:
-    """Write the policy, adapters merged, as a plain model directory."""
+    """Write the policy, adapters merged, as a plain model directory: the best one of a run with early stopping."""
     path = run.directory.path
     if processes.is_main():
+        _take_back_best(run)
         model: Any = run.roles.policy.model
         if run.config.use_peft:  # into the base that other roles share: the last thing that is done with it
             model = model.merge_and_unload()

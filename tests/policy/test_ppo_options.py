@@ -17,6 +17,7 @@ from policy.ppo import train_policy
 from policy.ppo_run import open_run
 from reward_models import SegmentRewardModel
 from reward_models.reading import Readings
+from segrew.language_models import load_causal_lm
 
 REWARDS = """
 import math
@@ -37,6 +38,10 @@ def by_segment(prompts, completions, segments):
 def falling(prompts, completions):
     CALLS.append(None)
     return [-float(len(CALLS))] * len(completions)
+
+def best_second(prompts, completions):
+    CALLS.append(None)
+    return [-abs(len(CALLS) - 2.0)] * len(completions)
 
 def constant(prompts, completions):
     return [1.0] * len(completions)
@@ -248,6 +253,24 @@ def test_a_constant_reward_is_reported_and_early_stopping_ends_the_run(settings,
                     overwrite_output_dir=True,
                 )
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_early_stopping_ends_with_the_policy_of_the_best_evaluation(settings, rewards, prompts_file, tmp_path, lora):
+    """The second evaluation of four is the best: the policy after step 1, which checkpoint-1 holds too."""
+    path = train_policy(
+        settings(
+            use_peft=lora, learning_rate=1e-2, total_steps=9, save_steps=1, save_total_limit=None, eval_steps=1,
+            eval_dataset=str(prompts_file), eval_reward_functions=[f"{rewards}:best_second"],
+            metric_for_best_model=f"eval/{rewards}:best_second", early_stopping_patience=2,
+        )
+    )  # fmt: skip
+    assert [row["step"] for row in lines(path, "metrics.jsonl")] == [1, 2, 3]
+    assert [found.name for found in path.glob("best-*")] == ["best-1"]
+    ended = load_causal_lm(str(path), dtype=torch.float32).state_dict()
+    for step, is_best in ((1, True), (3, False)):
+        kept = load_causal_lm(str(path / f"checkpoint-{step}"), dtype=torch.float32).state_dict()
+        assert same(ended, kept) == is_best
 
 
 def test_b23_bad_rows_are_masked_and_counted_or_end_the_run(settings, rewards, policy_dir):
