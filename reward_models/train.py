@@ -1,6 +1,7 @@
 """Train a segment reward model from preference pairs on `transformers.Trainer` (`segrew train-rm`)."""
 
 import pickle
+import warnings
 from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
@@ -20,7 +21,7 @@ from reward_models.model_card import write_model_card
 from reward_models.pair_trainer import PairTrainer, evaluate_scores, scores_as_forward, write_scored_pairs
 from reward_models.pairs import unit_states
 from reward_models.segment_reward_model import SegmentRewardModel
-from reward_models.train_config import RewardModelConfig, RewardTrainingArguments
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments, unread_flags
 from reward_models.train_inputs import Prepared, data_records, load_pairs, prepare
 from segrew import processes
 from segrew.chat import ChatFormat
@@ -247,6 +248,9 @@ def train_reward_model(
             "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
         )
     checkpoint = None if config.tune == "head" else _checkpoint_of(config, args, options)
+    if unread := unread_flags(config, args):
+        names = ", ".join(f"--{name}" for name in unread)
+        warnings.warn(f"{names}: without effect with --tune {config.tune}.", stacklevel=2)
     repository = claim_repository(args) if args.push_to_hub and first else None
     tokenizer = load_tokenizer(config.model_name_or_path)
     chat = ChatFormat.from_tokenizer(tokenizer, config.chat_template, config.system_role)

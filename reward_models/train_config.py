@@ -1,6 +1,6 @@
 """Settings of `segrew train-rm`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -86,6 +86,22 @@ class RewardModelConfig(RuleFlags):
                 "--aggregator learned with --tune head: the frozen trunk's fit finds one linear head, and 'learned' "
                 "has a second one, for the attention over units; use --tune lora or full."
             )
+
+
+# What only one --tune reads, and what of the Trainer's the fit of a head does not.
+OF_LORA, OF_HEAD = ("lora_r", "lora_alpha", "lora_target_modules", "lora_merge"), ("head_penalty",)
+OF_TRAINER = (
+    "learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_steps", "weight_decay", "optim",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "eval_strategy",
+    "save_strategy", "load_best_model_at_end",
+)  # fmt: skip
+
+
+def unread_flags(config: RewardModelConfig, args: TrainingArguments) -> list[str]:
+    """Names of the flags that differ from their default and that the chosen --tune does not read."""
+    unread = {"lora": OF_HEAD, "full": OF_LORA + OF_HEAD, "head": OF_LORA + OF_TRAINER}[config.tune]
+    found = {f.name: (getattr(owner, f.name), f.default) for owner in (config, args) for f in fields(owner)}
+    return [name for name in unread if name in found and found[name][0] != found[name][1]]
 
 
 @dataclass

@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from reward_models.pair_trainer import collate, pair_metrics
 from reward_models.pairs import segment_pairs
 from reward_models.segment_reward_model import SegmentRewardModel
+from reward_models.train_config import RewardModelConfig, RewardTrainingArguments, unread_flags
 from segrew.chat import ChatFormat
+from segrew.config import parse
 from segrew.preferences import PreferencePair, load_preferences
 from segrew.run_directory import read_json, read_jsonl, write_json
 from segrew.segmentation import SegmentationConfig
@@ -288,6 +290,26 @@ def test_batches_keep_chosen_and_rejected_side_by_side(build_byte_tokenizer):
 def test_a_head_that_is_fitted_has_no_checkpoint_to_resume(tmp_path, train):
     with pytest.raises(ValueError, match="--tune head fits its head in one go"):
         train(tmp_path / "a", tune="head", resume_from_checkpoint="latest")
+
+
+@pytest.mark.parametrize(
+    ("flags", "unread"),
+    [
+        ({"tune": "head", "lora_r": 4, "learning_rate": 1e-3, "head_penalty": 1.0}, ["lora_r", "learning_rate"]),
+        ({"tune": "full", "lora_r": 4, "learning_rate": 1e-3, "head_penalty": 1.0}, ["lora_r", "head_penalty"]),
+        ({"tune": "lora", "lora_r": 4, "learning_rate": 1e-3, "head_penalty": 1.0}, ["head_penalty"]),
+        ({"tune": "lora", "lora_r": 4, "optim": "sgd"}, []),
+    ],
+)
+def test_flags_that_a_way_of_tuning_does_not_read_are_named(tmp_path, flags, unread):
+    argv = [f"--{name}={value}" for name, value in (flags | {"output_dir": tmp_path}).items()]
+    config, args = parse("train-rm", (RewardModelConfig, RewardTrainingArguments), argv)
+    assert unread_flags(config, args) == unread
+
+
+def test_a_run_says_which_flags_it_does_not_read(tmp_path, train):
+    with pytest.warns(UserWarning, match="--head_penalty: without effect with --tune full"):
+        train(tmp_path / "a", max_steps=1, head_penalty=1.0, **SGD)
 
 
 def test_liger_kernels_reach_the_layers_and_the_trainer_adds_no_loss_of_a_language_model(tmp_path, train, monkeypatch):
