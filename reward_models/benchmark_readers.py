@@ -10,7 +10,7 @@ from reward_models.rewardbench_sections import PRIOR_SETS
 from segrew.data_options import DataOptions
 from segrew.dataset_formats import Row, Unusable
 from segrew.preferences import Fault, as_messages, pair_of, template_arguments
-from segrew.sources import Source, load, prompt_key
+from segrew.sources import Source, load, stage_key
 
 ReadRow = Callable[[Row, str], Item]
 
@@ -32,7 +32,7 @@ def read_items(
     """
 
     def key(item: Item) -> str:
-        return str(item.ids[0]) if item.ids else prompt_key(item.prompt) if item.prompt else item.answers[0]
+        return str(item.ids[0]) if item.ids else stage_key(item.prompt) if item.prompt else item.answers[0]
 
     return load(dataset, split, options or DataOptions(), read, key, what="rows")
 

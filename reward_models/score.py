@@ -18,7 +18,7 @@ from segrew.dataset_formats import Row
 from segrew.preferences import EMBEDDED_PAIRS, Fault, PreferencePair, pair_of
 from segrew.prompts import prompt_of
 from segrew.run_directory import RunDirectory, write_jsonl
-from segrew.sources import DataRecord, Source, load, prompt_key, write_records
+from segrew.sources import DataRecord, Source, load, stage_key, write_records
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def load_answers(
         ValueError: a row has neither; the message names file and line.
     """
     rows, sources = load(
-        names, split, options or DataOptions(), answers_in, lambda row: prompt_key(row[0].prompt), what="answers",
+        names, split, options or DataOptions(), answers_in, lambda row: stage_key(row[0].prompt), what="answers",
         limit=limit,
     )  # fmt: skip
     return [answer for row in rows for answer in row][:limit], sources

@@ -23,7 +23,7 @@ from segrew.prompts import LoadedPrompts, encode_prompts, load_prompts
 from segrew.rule_flags import RuleFlags
 from segrew.run_directory import write_jsonl
 from segrew.segmentation import Rule, SegmentationConfig, segment
-from segrew.sources import DataRecord, Source, names_of, prompt_key, rows_of, stage_of
+from segrew.sources import DataRecord, Source, names_of, rows_of, stage_key, stage_of
 
 _MOST = 32_768  # tokens counted of one pair at most
 _MOST_UNITS = 20  # shown of the example, besides its last
@@ -166,7 +166,7 @@ def _show_prompts(
     record = DataRecord("usable", "prompts", len(loaded.prompts), loaded.sources, +fitted)
     console.print(str(record), highlight=False, markup=False, soft_wrap=True)
     if options.stage_shares:
-        console.print(_stages([prompt_key(prompt.messages) for prompt in loaded.prompts], options))
+        console.print(_stages([stage_key(prompt.messages) for prompt in loaded.prompts], options))
     console.print(_quantile_table({"prompt": [len(row) for row in ids]}))
     first = loaded.prompts[0]
     console.print("\nThe first prompt as the model sees it, and its other columns:")

@@ -11,7 +11,7 @@ from segrew.chat import Message
 from segrew.data_options import DataOptions
 from segrew.dataset_formats import Row, Unusable
 from segrew.records import EMBEDDED_PAIRS
-from segrew.sources import Source, load, prompt_key
+from segrew.sources import Source, load, prompt_key, stage_key
 
 IDENTICAL = "identical answers"
 _IDS = {
@@ -235,8 +235,8 @@ def pair_of(row: Row, where: str, *, keep_identical: bool = False) -> Preference
 
 
 def key_of(pair: PreferencePair) -> str:
-    """Return what tells a pair's prompt from others; a whole text, which has none, is told by itself."""
-    return str(pair.ids[0]) if pair.ids else prompt_key(pair.prompt) if pair.prompt else pair.chosen
+    """Return the `stage_key` of a pair's prompt; a whole text, which has none, stands for itself."""
+    return str(pair.ids[0]) if pair.ids else stage_key(pair.prompt) if pair.prompt else pair.chosen
 
 
 def load_preferences(

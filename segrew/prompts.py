@@ -9,7 +9,7 @@ from segrew.data_options import DataOptions
 from segrew.dataset_formats import Row, Unusable
 from segrew.encoding import Overlong
 from segrew.preferences import as_messages, common_prompt, says_something, template_arguments
-from segrew.sources import Source, load, prompt_key
+from segrew.sources import Source, load, prompt_key, stage_key
 
 _NOT_COLUMNS = {"prompt", "messages", "chosen", "rejected", "tools", "chat_template_kwargs"}
 
@@ -97,7 +97,7 @@ def load_prompts(
         return prompt
 
     prompts, sources = load(
-        names, split, options or DataOptions(), convert, lambda p: prompt_key(p.messages), what="prompts",
+        names, split, options or DataOptions(), convert, lambda p: stage_key(p.messages), what="prompts",
         limit=limit, seed=seed,
     )  # fmt: skip
     return LoadedPrompts(prompts, sources)

@@ -74,8 +74,16 @@ def prompt_key(messages: list[dict[str, Any]]) -> str:
     return json.dumps([[m["role"], str(m["content"] or "").strip()] for m in messages], ensure_ascii=False)
 
 
+def stage_key(messages: list[dict[str, Any]]) -> str:
+    """Return what decides a prompt's part of `--stage_split`: its first message but the system's.
+
+    A longer conversation with the same opening, or the same question under other instructions, is in the same part.
+    """
+    return prompt_key([message for message in messages if message["role"] != "system"][:1] or messages)
+
+
 def stage_of(key: str, shares: tuple[float, ...]) -> Stage:
-    """Return the part of `--stage_split` that a prompt belongs to, given its key.
+    """Return the part of `--stage_split` that a prompt belongs to, given its `stage_key`.
 
     It depends on a hash of the prompt alone, so no two parts share a prompt and the order of rows does not matter.
     """
@@ -180,7 +188,7 @@ def load(
 
     Args:
         convert: a row in TRL's columns, and its place, to an item; raises `Unusable` with a reason.
-        key_of: what tells an item's prompt from others.
+        key_of: an item's `stage_key`, or what stands for it.
         what: the items in words.
 
     Raises:

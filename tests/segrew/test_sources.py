@@ -141,6 +141,14 @@ def test_a_prompt_is_in_one_stage_whatever_its_dress(tmp_path):
         "text": [{"prompt": f"{t} ", "chosen": "a", "rejected": "b"} for t in texts],
         "messages": [{"prompt": [ask(t)], "chosen": [say("c")], "rejected": [say("d")]} for t in reversed(texts)],
         "whole": [{"chosen": [ask(t), say("e")], "rejected": [ask(t), say("f")]} for t in texts],
+        "system": [
+            {"prompt": [{"role": "system", "content": f"v{i}"}, ask(t)], "chosen": "a", "rejected": "b"}
+            for i, t in enumerate(texts)
+        ],
+        "turns": [
+            {"prompt": t, **{side: [ask(t), say("well"), ask("go on"), say(side)] for side in ("chosen", "rejected")}}
+            for t in texts
+        ],
         "hh": [{side: f"\n\nHuman: {t}\n\nAssistant: {side}" for side in ("chosen", "rejected")} for t in texts],
     }
     options, found = DataOptions(stage_split=SPLIT, stage="ppo"), set()
@@ -148,9 +156,10 @@ def test_a_prompt_is_in_one_stage_whatever_its_dress(tmp_path):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("\n".join(json.dumps(r) for r in rows))
         pairs = load_preferences(str(path), options=options).pairs
-        found.add(frozenset(pair.prompt[0]["content"].strip() for pair in pairs))
         prompts = load_prompts(str(path), options=options).prompts
-        found.add(frozenset(prompt.messages[0]["content"].strip() for prompt in prompts))
+        for conversations in ([pair.prompt for pair in pairs], [prompt.messages for prompt in prompts]):
+            asked = [next(m["content"] for m in messages if m["role"] == "user") for messages in conversations]
+            found.add(frozenset(text.strip() for text in asked))
     assert len(found) == 1 and 0 < len(next(iter(found))) < 60
 
 
