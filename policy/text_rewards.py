@@ -1,5 +1,6 @@
 """A reward model with its own tokenizer: it reads the answer's text, and its segments are mapped back to tokens."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from policy.readings import Answered, Reading, Units
 from reward_models import LocationNormalizer, SegmentRewardModel
 from segrew.chat import ChatFormat
 from segrew.conversations import Conversations, micro_batches
+from segrew.language_models import context_length
 from segrew.segmentation import Segmentation
 
 
@@ -32,14 +34,22 @@ class TextModelReward:
 
     @torch.no_grad()
     def read(self, answered: Answered, units: Units) -> Reading:
-        """Score the text as `segrew score` does; an answer that was cut off gets no stop token."""
+        """Score the text as `segrew score` does; an answer that was cut off gets no stop token.
+
+        One that the model's context does not hold, in its own tokens, gets no reward (NaN) and a warning.
+        """
         theirs = self._encode(answered)
+        fitting = self._fitting(theirs)
         device = units.actions.ids.device
         scores = torch.zeros(len(theirs), device=device)
         ids = torch.full(units.actions.ids.shape, -1)
         raws: list[Tensor] = [torch.zeros(1)] * len(theirs)
         rewards: list[Tensor] = list(raws)
-        for rows in micro_batches(theirs, self.max_tokens):
+        for row in set(range(len(theirs))) - set(fitting):
+            scores[row], raws[row], rewards[row] = (torch.full(shape, torch.nan) for shape in ((), (1,), (1,)))
+            ids[row, : len(answered.conversations.responses[row])] = 0
+        for places in micro_batches(theirs.select(fitting), self.max_tokens):
+            rows = [fitting[place] for place in places]
             part = theirs.select(rows)
             cut, found = self.model.segment_and_read(part)
             scores[rows], raw = found.scores.to(device), found.rewards
@@ -66,6 +76,20 @@ class TextModelReward:
         holds_stop = [ids[-1] == chat.stop_id for ids in responses]
         prompts = [chat.prompt_ids(prompt.messages, prompt.template) for prompt in answered.prompts]
         return Conversations(prompts, responses, torch.tensor(holds_stop, dtype=torch.bool))
+
+    def _fitting(self, theirs: Conversations) -> list[int]:
+        """Rows that the model has positions for."""
+        limit, lengths = context_length(self.model.model), theirs.lengths
+        needed = [len(prompt) + length for prompt, length in zip(theirs.prompts, lengths, strict=True)]
+        fitting = [row for row, tokens in enumerate(needed) if limit is None or tokens <= limit]
+        if len(fitting) < len(needed):
+            warnings.warn(
+                f"{len(needed) - len(fitting)} of {len(needed)} answers, with their prompts, are longer than the "
+                f"context of {self.name} (up to {max(needed)} of its tokens, it has {limit}) and get no reward; lower "
+                "--max_new_tokens or --max_prompt_length.",
+                stacklevel=2,
+            )
+        return fitting
 
     def _map(
         self, answered: Answered, row: int, their_ids: list[int], ends: list[int]

@@ -105,6 +105,32 @@ def test_b13_segments_of_other_tokens_land_on_the_characters_they_cover(parts, f
     assert torch.equal(found.segmentation.mask, answered.conversations.mask)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_answer_beyond_the_model_s_context_gets_no_reward_and_the_others_theirs(
+    parts, foreign, monkeypatch, terminal
+):
+    config, roles, answered = parts
+    units = cut_units(
+        answered.conversations, roles, Axes.from_config(config, roles.reward_model), config, torch.Generator()
+    )
+    reader = TextModelReward("rm", foreign, roles.chat, terminal, None, 1000)
+    whole = reader.read(answered, units)
+    theirs = reader._encode(answered)
+    needed = [len(prompt) + len(response) for prompt, response in zip(theirs.prompts, theirs.responses, strict=True)]
+    longest = needed.index(max(needed))
+    monkeypatch.setattr(foreign.model.config, "max_position_embeddings", max(needed) - 1)
+    with pytest.warns(UserWarning, match=rf"1 of 4 answers.*context of rm \(up to {max(needed)} of its tokens"):
+        found = reader.read(answered, units)
+    assert found.bad.tolist() == [row == longest for row in range(4)]
+    for row in set(range(4)) - {longest}:
+        assert found.scores[row].item() == pytest.approx(whole.scores[row].item(), abs=1e-5)
+        assert found.rewards[row].sum().item() == pytest.approx(whole.rewards[row].sum().item(), abs=1e-5)
+    assert torch.equal(found.segmentation.mask, answered.conversations.mask)
+    monkeypatch.setattr(foreign.model.config, "max_position_embeddings", 1)
+    with pytest.warns(UserWarning, match="4 of 4 answers"):
+        assert reader.read(answered, units).bad.all()
+
+
 def test_segments_without_a_token_lend_their_reward_to_the_next(foreign, parts):
     """The other way round: the policy writes long tokens, the reward model has a segment for each byte."""
     _, roles, _ = parts
