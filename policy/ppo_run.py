@@ -122,9 +122,9 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     axes = Axes.from_config(config, roles.reward_model)
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     if config.use_liger_kernel:
-        reward = roles.reward_model and roles.reward_model.model
+        rewards = models_of([*sources, *evaluators]).values()
         apply_liger_kernel(
-            roles.policy.model, roles.reference, roles.critic and roles.critic.trunk, reward, roles.segmenter
+            roles.policy.model, roles.reference, roles.critic and roles.critic.trunk, roles.segmenter, *rewards
         )
     encoded = {role: _encode(part.prompts, roles.chat, config) for role, part in loaded.items()}
     kept, ids, _ = encoded["training"]

@@ -446,13 +446,15 @@ def test_a_reward_model_without_room_is_refused_too(settings, reward_dirs, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_liger_kernels_reach_every_model_of_a_run(settings, monkeypatch):
-    given = []
+def test_liger_kernels_reach_every_model_of_a_run(settings, monkeypatch, reward_dirs, prompts_file):
+    given, further = [], str(reward_dirs["response"])
     with pytest.raises(ValueError, match="--use_liger_kernel true"):
         settings(use_liger_kernel=True)
     monkeypatch.setattr("policy.ppo_checks.check_liger_kernel", lambda: None)
     monkeypatch.setattr("policy.ppo_run.apply_liger_kernel", lambda *models: given.extend(models))
-    run, _ = open_run(settings(use_liger_kernel=True))
-    roles = run.roles
-    expected = [roles.policy.model, roles.reference, roles.critic.trunk, roles.reward_model.model, roles.segmenter]
+    judged = {"eval_dataset": str(prompts_file), "eval_reward_models": [further]}
+    run, _ = open_run(settings(use_liger_kernel=True, extra_reward_models=[further], normalizer="none", **judged))
+    roles, scorers = run.roles, [source.model.model for source in [*run.sources, *run.evaluators]]
+    expected = [roles.policy.model, roles.reference, roles.critic.trunk, roles.segmenter, *scorers]
     assert all(a is b for a, b in zip(given, expected, strict=True)) and given[0] is not None
+    assert len(scorers) == 3 and scorers[0] is roles.reward_model.model
