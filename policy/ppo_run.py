@@ -122,7 +122,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     axes = Axes.from_config(config, roles.reward_model)
     sources, evaluators = load_sources(config, roles, axes), load_evaluators(config, roles)
     if config.use_liger_kernel:
-        rewards = models_of([*sources, *evaluators]).values()
+        rewards = [model for part in (sources, evaluators) for model in models_of(part).values()]
         apply_liger_kernel(
             roles.policy.model, roles.reference, roles.critic and roles.critic.trunk, roles.segmenter, *rewards
         )
