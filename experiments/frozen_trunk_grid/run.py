@@ -117,8 +117,8 @@ def main() -> None:
                     }
                 )  # fmt: skip
                 print(results[-1], flush=True)
-            told = {"pairs": len(data), "settings": settings_of(args), "seconds": {"reading": read_seconds}}
-            told["seconds"]["total"] = time.time() - started
+            told = {"pairs": len(data), "settings": settings_of(args), "seconds_of_last_run": {"reading": read_seconds}}
+            told["seconds_of_last_run"]["total"] = time.time() - started
             record.write_text(json.dumps(told | {"results": results}, indent=1) + "\n")
     text = table(results, len(data))
     (HERE / f"{args.name}.md").write_text(text + "\n")
