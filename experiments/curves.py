@@ -14,7 +14,7 @@ from typing import Any
 
 from policy.ppo import PPOConfig, train_policy
 from segrew.metrics import bootstrap_interval
-from segrew.run_directory import read_jsonl
+from segrew.run_directory import read_json, read_jsonl
 
 Curve = dict[str, Any]
 Settings = dict[str, Any]
@@ -58,6 +58,23 @@ def run_all(path: Path, arms: Iterable[str], seeds: int, run: Callable[[str, int
                     file.write(json.dumps(curves[-1]) + "\n")
                 yield curves
     yield curves
+
+
+def keep_reward_models(directory: Path, found: dict[str, dict[str, Any]]) -> None:
+    """Write reward_models.json, unless the runs in results.jsonl have other reward models than these.
+
+    Sampled pairs, and so the reward models, change with the rounding of a new version or machine.
+    """
+    path, seen = directory / "reward_models.json", ("accuracy", "n", "train_pairs")
+    if path.exists() and (directory / "results.jsonl").exists():
+        before, now = ({rule: [told[name] for name in seen] for rule, told in one.items()}
+                       for one in (read_json(path), found))  # fmt: skip
+        if before != now:
+            raise SystemExit(
+                f"the runs in {directory} have other reward models than those in --work now ({before}, here {now}): "
+                "name the --work that holds theirs, or move results.jsonl and reward_models.json away to begin anew."
+            )
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def of_arm(curves: list[Curve], arm: str) -> list[Curve]:

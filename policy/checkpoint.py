@@ -77,7 +77,7 @@ def save_checkpoint(
     """Write checkpoint-STEP in one move, then drop the oldest beyond the limit."""
     target, partial = run / f"checkpoint-{step}", run / f"partial-checkpoint-{step}"
     shutil.rmtree(partial, ignore_errors=True)
-    save_policy(policy, partial)
+    policy.save_pretrained(partial)  # type: ignore[operator]
     save_file({name: p.detach().cpu().contiguous() for name, p in _trained(critic)}, partial / CRITIC_FILE)
     torch.save({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, partial / OPTIMIZER_FILE)
     write_json(
@@ -90,13 +90,8 @@ def save_checkpoint(
             shutil.rmtree(old)
 
 
-def save_policy(policy: Any, directory: Path) -> None:
-    """Write a policy's weights: its adapter, or all of them."""
-    policy.save_pretrained(directory)
-
-
 def load_policy(policy: Any, directory: Path) -> None:
-    """Give a policy the weights that it was saved with."""
+    """Give a policy the weights, all or its adapter's, that its `save_pretrained` wrote."""
     if adapter_base(str(directory)) is not None:
         from peft import load_peft_weights, set_peft_model_state_dict
 

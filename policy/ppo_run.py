@@ -17,14 +17,7 @@ from rich.console import Console
 from torch import nn
 from transformers import get_scheduler
 
-from policy.checkpoint import (
-    find_checkpoint,
-    forget_later_steps,
-    load_checkpoint,
-    load_policy,
-    save_checkpoint,
-    save_policy,
-)
+from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, load_policy, save_checkpoint
 from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.monitors import best_of
 from policy.ppo_config import PPOConfig
@@ -311,8 +304,9 @@ def save_run(run: Run, step: int) -> None:
 def save_best(run: Run, step: int) -> None:
     """Keep the policy as the best one so far, in place of the one before."""
     if processes.is_main():
-        save_policy(run.roles.policy.model, run.directory.path / f"{BEST}{step}")
-        for old in set(run.directory.path.glob(f"{BEST}*")) - {run.directory.path / f"{BEST}{step}"}:
+        model, path = run.roles.policy.model, run.directory.path / f"{BEST}{step}"
+        model.save_pretrained(path)  # type: ignore[operator]
+        for old in set(run.directory.path.glob(f"{BEST}*")) - {path}:
             shutil.rmtree(old)
     processes.wait()
 

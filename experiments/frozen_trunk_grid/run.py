@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from segrew.chat import ChatFormat
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.language_models import load_causal_lm, load_tokenizer
 from segrew.preferences import PreferencePair, load_preferences
+from segrew.run_directory import read_json, write_json
 from segrew.segmentation import SegmentationConfig, segment
 
 HERE = Path(__file__).parent
@@ -32,6 +34,7 @@ RULES = {
     "sentence": SegmentationConfig(rule="sentence"),
     "entropy": SegmentationConfig(rule="entropy", target_length=4.0),
 }
+MATTER = ("files", "model", "max_length", "max_pairs", "penalty")  # settings that two runs of one name share
 AGGREGATORS = ("mean", "sum", "softmax", "softmin", "log_mean_exp", "max", "min", "last")
 
 
@@ -75,59 +78,60 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     parser.add_argument("--penalty", type=float, default=0.1)
     args = parser.parse_args()
-    started = time.time()
-    record = HERE / f"{args.name}.json"
-    results = json.loads(record.read_text())["results"] if record.exists() else []
+    started, record = time.time(), HERE / f"{args.name}.json"
+    settings = vars(args) | {"files": [Path(file).name for file in args.files]}
+    before = read_json(record) if record.exists() else {"settings": settings, "results": []}
+    other = [name for name in MATTER if before["settings"][name] != settings[name]]
+    if other:
+        parser.error(f"{record} was made with another --{', --'.join(other)}; take another --name.")
+    results: list[dict] = before["results"]
     done = {(fit["rule"], fit["seed"], fit["aggregator"]) for fit in results}
     pairs = [pair for file in args.files for pair in load_preferences(file).pairs][: args.max_pairs]
     data = read_all(pairs, args.model, args.max_length)
-    read_seconds = time.time() - started
-    chat = ChatFormat.from_tokenizer(load_tokenizer(args.model))
-    texts = chat.response_texts(data.conversations.responses)
-    for name in args.rules:
-        rule, kinds = RULES[name], AGGREGATORS[:1] if name == "response" else AGGREGATORS
-        for seed in range(args.seeds):
-            missing = [kind for kind in kinds if (name, seed, kind) not in done]
-            if not missing:
-                continue
-            train, test = split_by_prompt(data.pairs, seed)
-            fitted = rule.resolve(data.features.entropy[rows_of(train)], data.conversations.mask[rows_of(train)])
-            cut = segment(
-                fitted,
-                data.conversations.mask,
-                entropy=data.features.entropy,
-                texts=texts,
-                ended=data.conversations.ended,
-            )
-            states, unit_mask = unit_states(replace(data, segmentation=cut, rule=fitted))
-            parts = {}
-            for side, rows in (("train", rows_of(train)), ("test", rows_of(test))):
-                parts[side] = (states[flat_units(unit_mask, rows)], unit_mask[rows])
-            for aggregator in missing:
-                begun = time.time()
-                weight = fit_head(*parts["train"], aggregator=aggregator, penalty=args.penalty)
-                scores = scores_of(weight, parts["test"][0].float(), parts["test"][1], aggregator=aggregator)
-                wins = int((scores[0::2] > scores[1::2]).sum())
-                longer = sum(len(data.pairs[i].chosen) > len(data.pairs[i].rejected) for i in test)
-                results.append(
-                    {
-                        "rule": name, "label": fitted.label, "aggregator": aggregator, "seed": seed,
-                        "accuracy": wins / len(test), "n": len(test), "longer_wins": longer / len(test),
-                        "units": float(unit_mask.sum(1).float().mean()), "fit_seconds": time.time() - begun,
-                    }
-                )  # fmt: skip
-                print(results[-1], flush=True)
-            told = {"pairs": len(data), "settings": settings_of(args), "seconds_of_last_run": {"reading": read_seconds}}
-            told["seconds_of_last_run"]["total"] = time.time() - started
-            record.write_text(json.dumps(told | {"results": results}, indent=1) + "\n")
+    seconds = {"reading": time.time() - started}
+    texts = ChatFormat.from_tokenizer(load_tokenizer(args.model)).response_texts(data.conversations.responses)
+    for rule, seed in product(args.rules, range(args.seeds)):
+        kinds = AGGREGATORS[:1] if rule == "response" else AGGREGATORS
+        missing = [kind for kind in kinds if (rule, seed, kind) not in done]
+        if missing:
+            results += fits(data, texts, rule, seed, missing, args.penalty)
+            seconds["total"] = time.time() - started
+            about = {"pairs": len(data), "settings": settings, "seconds_of_last_run": seconds}
+            write_json(record, about | {"results": results})
     text = table(results, len(data))
     (HERE / f"{args.name}.md").write_text(text + "\n")
     print(text)
 
 
-def settings_of(args: argparse.Namespace) -> dict:
-    """What a record says of its run."""
-    return vars(args) | {"files": [Path(file).name for file in args.files]}
+def fits(
+    data: SegmentedPairs, texts: list[str], rule: str, seed: int, aggregators: list[str], penalty: float
+) -> list[dict]:
+    """Fit a head with each aggregator on one split, cut by one rule, and judge it on the pairs held out."""
+    train, test = split_by_prompt(data.pairs, seed)
+    fitted = RULES[rule].resolve(data.features.entropy[rows_of(train)], data.conversations.mask[rows_of(train)])
+    cut = segment(
+        fitted, data.conversations.mask, entropy=data.features.entropy, texts=texts, ended=data.conversations.ended
+    )
+    states, unit_mask = unit_states(replace(data, segmentation=cut, rule=fitted))
+    parts = {}
+    for side, rows in (("train", rows_of(train)), ("test", rows_of(test))):
+        parts[side] = (states[flat_units(unit_mask, rows)], unit_mask[rows])
+    found = []
+    for aggregator in aggregators:
+        begun = time.time()
+        weight = fit_head(*parts["train"], aggregator=aggregator, penalty=penalty)
+        scores = scores_of(weight, parts["test"][0].float(), parts["test"][1], aggregator=aggregator)
+        wins = int((scores[0::2] > scores[1::2]).sum())
+        longer = sum(len(data.pairs[i].chosen) > len(data.pairs[i].rejected) for i in test)
+        found.append(
+            {
+                "rule": rule, "label": fitted.label, "aggregator": aggregator, "seed": seed,
+                "accuracy": wins / len(test), "n": len(test), "longer_wins": longer / len(test),
+                "units": float(unit_mask.sum(1).float().mean()), "fit_seconds": time.time() - begun,
+            }
+        )  # fmt: skip
+        print(found[-1], flush=True)
+    return found
 
 
 def table(results: list[dict], n_pairs: int) -> str:

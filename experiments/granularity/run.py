@@ -20,11 +20,24 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Curve, Points, at, bars, by_kl, cell, learn, markdown, of_arm, pace, paired, picture, run_all  # noqa: E402
+from curves import (  # noqa: E402
+    Curve,
+    Points,
+    at,
+    bars,
+    by_kl,
+    cell,
+    keep_reward_models,
+    learn,
+    markdown,
+    of_arm,
+    pace,
+    paired,
+    picture,
+    run_all,
+)
 from preferences import NEW_TOKENS, train_reward_models  # noqa: E402
 from stories import HELD_OUT_OPENINGS, MORE_OPENINGS, OPENINGS, write_prompts  # noqa: E402
-
-from segrew.run_directory import read_json  # noqa: E402
 
 GOLD = "stories:vader"
 Arms = dict[str, dict[str, Any]]
@@ -163,22 +176,6 @@ def report(curves: list[Curve]) -> str:
     return text
 
 
-def refuse_others(reward_models: dict[str, dict[str, Any]]) -> None:
-    """Stop before runs with other reward models join those in results.jsonl.
-
-    Sampled pairs, and so the reward models, change with the rounding of a new version or machine.
-    """
-    known, results = HERE / "reward_models.json", HERE / "results.jsonl"
-    seen = ("accuracy", "n", "train_pairs")
-    told = [{rule: [found[name] for name in seen] for rule, found in models.items()}
-            for models in (reward_models, read_json(known) if known.exists() else reward_models)]  # fmt: skip
-    if results.exists() and told[0] != told[1]:
-        raise SystemExit(
-            f"the runs in {results} have other reward models than those in --work now ({told[1]}, here {told[0]}): "
-            "name the --work that holds theirs, or move results.jsonl and reward_models.json away to begin anew."
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -189,8 +186,7 @@ def main() -> None:
     torch.set_num_threads(1)
     args.work.mkdir(parents=True, exist_ok=True)
     reward_models = train_reward_models(args.model, args.work)
-    refuse_others(reward_models)
-    (HERE / "reward_models.json").write_text(json.dumps(reward_models, indent=1) + "\n")
+    keep_reward_models(HERE, reward_models)
     (HERE / "settings.json").write_text(json.dumps({"shared": SHARED, "arms": GROUPS}, indent=1) + "\n")
     files = {
         "model_name_or_path": args.model,

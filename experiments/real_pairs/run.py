@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from curves import Curve, at, by_kl, cell, learn, markdown, of_arm, pace, paired, run_all  # noqa: E402
+from curves import Curve, at, by_kl, cell, keep_reward_models, learn, markdown, of_arm, pace, paired, run_all  # noqa: E402
 from stories import write_rows  # noqa: E402
 
 from reward_models.calibrate import main as calibrate  # noqa: E402
@@ -155,7 +155,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     write_parts(args.files, args.model, args.work, args.pairs)
     known = train_reward_models(args.model, args.work)
-    (HERE / "reward_models.json").write_text(json.dumps(known, indent=1) + "\n")
+    keep_reward_models(HERE, known)
     (HERE / "settings.json").write_text(json.dumps({"shared": SHARED, "arms": ARMS, "rules": RULES}, indent=1) + "\n")
 
     def run(arm: str, seed: int) -> Curve:
