@@ -226,8 +226,12 @@ def model_for(quick: bool, folder: Path) -> str:
 
 
 def record(path: str, line: dict[str, Any]) -> None:
-    """Write a line to a JSON file, in place of an earlier one of the same name."""
+    """Write a line to a JSON file, in place of an earlier one of the same name and processor."""
     file = Path(path)
     lines = json.loads(file.read_text()) if file.exists() else []
-    lines = [other for other in lines if other["name"] != line["name"]] + [line]
+    lines = [other for other in lines if _kind(other) != _kind(line)] + [line]
     file.write_text(json.dumps(lines, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _kind(line: dict[str, Any]) -> tuple[str, str]:
+    return line["name"], line["machine"]["processor"]
