@@ -13,7 +13,7 @@ from segrew.language_models import trunk_of
 
 
 def prefill(model: Any, prompts: list[list[int]]) -> dict[str, DynamicCache]:
-    """Read all but the last token of each prompt, without padding and each different prompt once.
+    """Read all but the last token of each prompt, without padding and once what prompts begin with alike.
 
     `generate` would read as many tokens as the longest has for each of them, every sample of a prompt anew.
 
@@ -29,13 +29,11 @@ def prefill(model: Any, prompts: list[list[int]]) -> dict[str, DynamicCache]:
     if width == 0 or width >= min(windows, default=width + 1):
         return {}
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    distinct = sorted({tuple(prompt[:-1]) for prompt in prompts} - {()})
     flat: Any = DynamicCache()
-    packed = packed_or_none(trunk_of(model), [list(p) for p in distinct], [[]] * len(distinct), **{name: flat})
+    packed = packed_or_none(trunk_of(model), [p[:-1] for p in prompts], [[]] * len(prompts), **{name: flat})
     if packed is None:
         return {}
-    ends = {prompt: last + 1 for prompt, last in zip(distinct, packed[1].prompt_last, strict=True)}
-    columns = [[max(ends.get(tuple(p[:-1]), 0) - width + j, 0) for j in range(width)] for p in prompts]
+    columns = [[0] * (width - len(path)) + path for path in packed[1].paths]
     for layer, read in zip(cache.layers, flat.layers, strict=True):
         layer.update(*(_rows(part, columns) for part in (read.keys, read.values)))
     return {name: cache}

@@ -88,11 +88,11 @@ class ResponseStates:
 
 def _padded_states(
     trunk: nn.Module, rows: list[list[int]], *, left: bool = False
-) -> tuple[Float[Tensor, "n d"], list[int]]:
-    """Run rows padded on one side, in groups of similar length; return all states and where each row begins."""
+) -> tuple[Float[Tensor, "n d"], list[list[int]]]:
+    """Run rows padded on one side, in groups of similar length; return all states and where each row's are."""
     device = next(trunk.parameters()).device
     takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
-    states, begins, done = [], [0] * len(rows), 0
+    states, paths, done = [], [[0]] * len(rows), 0
     for group in padded_groups([len(row) for row in rows]):
         width = len(rows[group[0]])
         starts = [width - len(rows[i]) if left else 0 for i in group]
@@ -108,9 +108,10 @@ def _padded_states(
         )
         states.append(output.last_hidden_state.flatten(0, 1))
         for place, i in enumerate(group):
-            begins[i] = done + place * width + starts[place]
+            begin = done + place * width + starts[place]
+            paths[i] = list(range(begin, begin + len(rows[i])))
         done += len(group) * width
-    return torch.cat(states), begins
+    return torch.cat(states), paths
 
 
 _padded_because: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -137,7 +138,7 @@ def packed_or_none(
 def response_states(model: nn.Module, conversations: Conversations, *, layout: Layout | None = None) -> ResponseStates:
     """Run the trunk once and return the hidden states around every response token.
 
-    Rows go in flat, without padding and with equal prompts computed once; a model whose attention
+    Rows go in flat, without padding and with what they begin with alike computed once; a model whose attention
     cannot be cut that way gets padded rows, and says so once. Both give the same states.
 
     Args:
@@ -154,19 +155,17 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
     if layout in (None, "packed"):
         packed = packed_or_none(trunk, conversations.prompts, conversations.responses)
     if packed is not None:
-        states, starts, prompt_last = packed[0], packed[1].starts, packed[1].prompt_last
+        states, paths = packed[0], packed[1].paths
     elif layout == "packed":
         raise ValueError(f"{type(trunk).__name__} cannot run on packed rows: {_padded_because[trunk]}.")
     else:
         joined = [p + r for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
-        states, begins = _padded_states(trunk, joined, left=layout == "padded_left")
-        starts = [begin + len(prompt) for begin, prompt in zip(begins, conversations.prompts, strict=True)]
-        prompt_last = [start - 1 for start in starts]
-    mask = conversations.mask.to(states.device)
-    columns = torch.arange(mask.shape[1], device=mask.device)[None]
-    at = (torch.tensor(starts, device=mask.device)[:, None] + columns).where(mask, 0)
-    before = torch.cat([torch.tensor(prompt_last, device=mask.device)[:, None], at[:, :-1]], 1)[:, : mask.shape[1]]
-    return ResponseStates(states, before.where(mask, 0), at, mask)
+        states, paths = _padded_states(trunk, joined, left=layout == "padded_left")
+    mask = conversations.mask
+    read = [path[len(prompt) - 1 :] for path, prompt in zip(paths, conversations.prompts, strict=True)]
+    places = torch.tensor([row + [0] * (mask.shape[1] + 1 - len(row)) for row in read])
+    before, at = (part.where(mask, 0).to(states.device) for part in (places[:, :-1], places[:, 1:]))
+    return ResponseStates(states, before, at, mask.to(states.device))
 
 
 def _logit_shape(config: Any) -> tuple[float | None, float]:

@@ -27,6 +27,7 @@ SMALLEST_HEAD = 16  # its kernels multiply no narrower
 # Row totals, precision, gradients, heads, caps and windows each make a kernel of their own. Past dynamo's limit, which
 # is 8, it would run uncompiled without a word, holding every pair of tokens.
 KERNELS = 64
+REPEATED = 1 / 8  # a shared head up to this share of what follows runs as queries again
 _ABSENT: Any = object()
 # What attention may be asked for that the packed forms do not know: sinks, learned biases, sparse choices of keys.
 _UNSERVED = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
@@ -47,30 +48,26 @@ def _by_blocks(
     softcap: float | None,
     dropout: float,
 ) -> Float[Tensor, "1 h n e"]:
-    """Attention of one flat row, block by block: each sees its shared prompt and, causally, itself."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    """Attention of one flat row, block by block: each sees the heads that it shares and, causally, itself."""
     outputs = []
-    for start, stop, prompt_start, prompt_stop in packed.blocks:
-        if stop == start:  # an empty response behind a shared prompt
-            continue
-        shared, own, visible = prompt_stop - prompt_start, stop - start, None
-        own_key, own_value = key[:, :, start:stop], value[:, :, start:stop]
-        if shared:
-            own_key = torch.cat([key[:, :, prompt_start:prompt_stop], own_key], 2)
-            own_value = torch.cat([value[:, :, prompt_start:prompt_stop], own_value], 2)
-        beyond_window = window is not None and window < shared + own
-        if shared or beyond_window or softcap:  # plain causality does not say it all
-            visible = query.new_ones(own, shared + own, dtype=torch.bool).tril(shared)
-        if visible is not None and window is not None:
-            visible = visible.triu(shared - window + 1)
-        outputs.append(
-            _dot_product(
-                query[:, :, start:stop], own_key, own_value, visible, scaling=scaling, softcap=softcap, dropout=dropout
-            )
-        )
+    for block in packed.blocks:
+        places = [*block.before, block[:2]]
+        own, shared = block.stop - block.start, sum(stop - start for start, stop in block.before)
+        # A short head asks once more, so that causality says it all: it skips keys, which a mask does not.
+        queried, visible = places, None
+        if softcap or REPEATED * own < shared or (window is not None and window < shared + own):
+            queried, visible = [block[:2]], query.new_ones(own, shared + own, dtype=torch.bool).tril(shared)
+            if window is not None:
+                visible = visible.triu(shared - window + 1)
+        q, k, v = _at(query, queried), _at(key, places), _at(value, places)
+        output = _dot_product(q, k, v, visible, scaling=scaling, softcap=softcap, dropout=dropout)
+        outputs.append(output[:, :, -own:])
     return torch.cat(outputs, 2)
+
+
+def _at(x: Tensor, stretches: list[tuple[int, int]]) -> Tensor:
+    parts = [x[:, :, start:stop] for start, stop in stretches]
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
 def _dot_product(
@@ -84,10 +81,13 @@ def _dot_product(
     dropout: float,
 ) -> Tensor:
     """softmax(c tanh(s q·k / c)) v over visible keys (Gemma 2, 2408.00118); without a cap, softmax(s q·k) v."""
+    groups = query.shape[1] // key.shape[1]
     if softcap is None or visible is None:
         return nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None, scale=scaling
-        )
+            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None, scale=scaling,
+            enable_gqa=groups > 1,
+        )  # fmt: skip
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = softcap * torch.tanh(query @ key.mT * (scale / softcap))
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
@@ -96,19 +96,12 @@ def _dot_product(
 
 def mask_function(packed: PackedRows, window: int | None, device: torch.device) -> Callable[..., Tensor]:
     """Return FlexAttention's question: may query q of the flat row see key k?"""
-    prompt, row, position = (
-        torch.tensor(numbers, device=device, dtype=torch.int32)
-        for numbers in (packed.prompt_of, packed.row_of, packed.positions)
+    end, position = (
+        torch.tensor(numbers, device=device, dtype=torch.int32) for numbers in (packed.ends, packed.positions)
     )
-
     earliest = position - ((window or _NO_WINDOW) - 1)  # a tensor: a number would become an unknown of the kernel
     # Lambdas, as the mask and the cap are compiled into the kernel: nothing may wrap them.
-    return lambda batch, head, q, k: (
-        (prompt[q] == prompt[k])
-        & ((row[k] == -1) | (row[k] == row[q]))
-        & (position[q] >= position[k])
-        & (position[k] >= earliest[q])
-    )
+    return lambda batch, head, q, k: (k <= q) & (q < end[k]) & (position[k] >= earliest[q])
 
 
 def block_mask(packed: PackedRows, window: int | None, device: torch.device) -> BlockMask:
@@ -118,8 +111,8 @@ def block_mask(packed: PackedRows, window: int | None, device: torch.device) -> 
         touched = torch.zeros(count, count, dtype=torch.bool)
         for block in packed.blocks:
             queries = slice(block.start // TILE, -(-block.stop // TILE))
-            touched[queries, block.prompt_start // TILE : -(-block.prompt_stop // TILE)] = True
-            touched[queries, queries] = True
+            for start, stop in (*block.before, block[:2]):
+                touched[queries, start // TILE : -(-stop // TILE)] = True
         touched = touched.tril().to(device)
         tiles = touched.int().argsort(stable=True, descending=True).int()
         packed.masks[window] = BlockMask.from_kv_blocks(

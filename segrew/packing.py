@@ -1,72 +1,77 @@
-"""How rows are laid out for a pass: flat, without padding and with equal prompts once, or padded in groups."""
+"""How rows are laid out for a pass: flat, without padding and with equal heads once, or padded in groups."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
+
+LEAST_SHARE = 1 / 32  # of a row: to share a shorter head saves less than attention to it costs
 
 
 class Block(NamedTuple):
-    """Queries [start, stop) see the keys [prompt_start, prompt_stop), and causally themselves."""
+    """Queries [start, stop) see the keys of the stretches `before`, and causally themselves."""
 
     start: int
     stop: int
-    prompt_start: int
-    prompt_stop: int
+    before: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows laid out flat.
+    """Rows laid out flat, as a tree of prefixes: a head that rows have in common stands once, what follows behind it.
 
     Args:
         ids, positions: of every token; positions count within a row.
-        prompt_of, row_of: number of a token's prompt, and of its row, which is -1 in a prompt.
-        blocks: who sees whom. starts: index of each row's first response token. prompt_last: of its last prompt token.
+        ends: index behind the last token that sees this one; all from it up to there do.
+        blocks: who sees whom. paths: where the tokens of each row are, prompt and response.
         longest: tokens of the longest row. masks: FlexAttention's block masks by window, made when first asked for.
     """
 
     ids: list[int]
     positions: list[int]
-    prompt_of: list[int]
-    row_of: list[int]
+    ends: list[int]
     blocks: list[Block]
-    starts: list[int]
-    prompt_last: list[int]
+    paths: list[list[int]]
     longest: int
     masks: dict[int | None, Any] = field(default_factory=dict)
 
-    def append(self, ids: list[int], first: int, prompt: int, row: int) -> None:
-        """Add tokens whose positions count from `first`."""
-        self.ids.extend(ids)
-        self.positions.extend(range(first, first + len(ids)))
-        self.prompt_of.extend([prompt] * len(ids))
-        self.row_of.extend([row] * len(ids))
-
 
 def lay_out(prompts: list[list[int]], responses: list[list[int]], *, multiple: int = 1) -> PackedRows:
-    """Lay rows out flat: each different prompt once, and behind it the responses to it.
+    """Lay rows out flat, in the order of their tokens, each behind what it has in common with the one before.
 
     Args:
         multiple: fill up to a multiple of this many tokens, with a row of its own that nobody reads.
     """
-    longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-    flat = PackedRows([], [], [], [], [], [0] * len(prompts), [0] * len(prompts), longest)
-    rows_of: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        rows_of.setdefault(tuple(prompt), []).append(row)
-    for number, (shared, rows) in enumerate(rows_of.items()):
-        begin, end = len(flat.ids), len(flat.ids) + len(shared)
-        flat.append(list(shared), 0, number, -1)
-        for k, row in enumerate(rows):
-            flat.starts[row], flat.prompt_last[row] = len(flat.ids), end - 1
-            first_query = begin if k == 0 else len(flat.ids)  # the prompt runs with its first response
-            flat.append(responses[row], len(shared), number, row)
-            flat.blocks.append(Block(first_query, len(flat.ids), begin, begin if k == 0 else end))
-    fill = -len(flat.ids) % multiple
-    if fill:
-        flat.blocks.append(Block(len(flat.ids), len(flat.ids) + fill, 0, 0))
-        flat.append([0] * fill, 0, -1, -1)
+    rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+    flat = PackedRows([], [], [], [], [[] for _ in rows], max(map(len, rows)))
+    last: list[int] = []
+    path: list[int] = []
+
+    def append(ids: list[int], shared: int) -> None:
+        nonlocal last, path
+        start, stop = len(flat.ids), len(flat.ids) + len(ids) - shared
+        for place in path[shared:]:  # nothing further sees these
+            flat.ends[place] = start
+        last, path = ids, [*path[:shared], *range(start, stop)]
+        flat.ids.extend(ids[shared:])
+        flat.positions.extend(range(shared, len(ids)))
+        flat.ends.extend([stop] * (stop - start))
+        if stop > start:
+            flat.blocks.append(Block(start, stop, stretches(path[:shared])))
+
+    for row in sorted(range(len(rows)), key=rows.__getitem__):
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, rows[row], strict=False)))
+        append(rows[row], shared if shared >= LEAST_SHARE * len(rows[row]) else 0)
+        flat.paths[row] = path
+    append([0] * (-len(flat.ids) % multiple), 0)
     return flat
+
+
+def stretches(path: list[int]) -> list[tuple[int, int]]:
+    """The stretches [start, stop) of consecutive numbers that a rising list consists of."""
+    breaks = [k for k in range(1, len(path)) if path[k] != path[k - 1] + 1]
+    edges = [0, *breaks, len(path)] if path else [0]
+    return [(path[first], path[last - 1] + 1) for first, last in pairwise(edges)]
 
 
 def padded_groups(sizes: list[int]) -> Iterator[list[int]]:

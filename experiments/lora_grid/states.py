@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,24 +117,25 @@ def _read(model: Any, rows: Conversations, upper: int, name: str) -> dict[str, T
     width = max(rows.lengths)
     entropy, logprobs = torch.zeros(len(rows), width), torch.zeros(len(rows), width)
     last, lower, done = torch.zeros(int(offsets[-1]), trunk.config.hidden_size, dtype=torch.bfloat16), [], 0
-    place = [(0, 0, 0)] * len(rows)  # first of the prompt, first of the response, length of the prompt
+    places: list[list[int]] = [[]] * len(rows)
     for batch in track(list(micro_batches(rows, 4096)), f"Reading {name}"):
         part = rows.select(batch)
         states, packed = packed_states(trunk, part.prompts, part.responses)
         lower.append(caught.pop().bfloat16())
         before = torch.zeros(len(part), max(part.lengths), states.shape[1], dtype=states.dtype)
         for k, row in enumerate(batch):
-            start, count, prompt = packed.starts[k], part.lengths[k], len(part.prompts[k])
-            place[row] = (done + packed.prompt_last[k] + 1 - prompt, done + start, prompt)
-            last[offsets[row] : offsets[row + 1]] = states[start : start + count].bfloat16()
-            before[k, :count] = torch.cat([states[packed.prompt_last[k]][None], states[start : start + count - 1]])
+            path, prompt = packed.paths[k], len(part.prompts[k])
+            places[row] = [done + i for i in path]
+            last[offsets[row] : offsets[row + 1]] = states[path[prompt:]].bfloat16()
+            before[k, : part.lengths[k]] = states[path[prompt - 1 : -1]]
         found = statistics_of_states(model, before, part)
         for whole, some in zip((logprobs, entropy), found, strict=True):
             whole[batch, : some.shape[1]] = some
         done += len(states)
     hook.remove()
     return {
-        "lower": torch.cat(lower), "last": last, "entropy": entropy, "logprobs": logprobs, "place": torch.tensor(place)
+        "lower": torch.cat(lower), "last": last, "entropy": entropy, "logprobs": logprobs,
+        "places": torch.tensor(list(chain.from_iterable(places))),
     }  # fmt: skip
 
 
@@ -142,9 +144,9 @@ def stored(model: nn.Module, rows: Conversations, upper: int, path: Path, name: 
     if not path.exists():
         save_file(_read(model, rows, upper, name), path)
     held = load_file(path)
-    columns = zip(held["place"].tolist(), rows.lengths, strict=True)
-    places = [(list(range(p, p + n)), list(range(r, r + t))) for (p, r, n), t in columns]
-    as_places = replace(rows, prompts=[p for p, _ in places], responses=[r for _, r in places])
+    sizes = [size for p, t in zip(rows.prompts, rows.lengths, strict=True) for size in (len(p), t)]
+    places = [part.tolist() for part in held["places"].split(sizes)]
+    as_places = replace(rows, prompts=places[::2], responses=places[1::2])
     return Stored(held["lower"], as_places, held["last"], held["entropy"], held["logprobs"])
 
 

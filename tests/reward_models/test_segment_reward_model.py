@@ -142,7 +142,7 @@ def test_response_mode_equals_a_last_token_head_bit_for_bit(build_scorer):
     found = at_units(
         read_tokens(scorer.model, states, scorer.card), rows.ended, segment_by_response(rows.mask), scorer.card
     )
-    expected = scorer.head(states[torch.arange(3), torch.tensor([2, 8, 0])])
+    expected = scorer.head(states)[torch.arange(3), torch.tensor([2, 8, 0])]  # of fewer rows it may round otherwise
     assert torch.equal(found.rewards, expected) and torch.equal(found.scores, expected[:, 0])
 
 

@@ -190,11 +190,10 @@ def visible_by_definition(prompts, responses, window, multiple):
     """Who sees whom, from the rows themselves: later tokens of a row see earlier ones."""
     rows = lay_out(prompts, responses, multiple=multiple)
     seen = torch.zeros(len(rows.ids), len(rows.ids), dtype=torch.bool)
-    for prompt, response, start, last in zip(prompts, responses, rows.starts, rows.prompt_last, strict=True):
-        places = [*range(last + 1 - len(prompt), last + 1), *range(start, start + len(response))]
-        for i, query in enumerate(places):
+    for path in rows.paths:
+        for i, query in enumerate(path):
             for k in range(max(0, i + 1 - window) if window else 0, i + 1):
-                seen[query, places[k]] = True
+                seen[query, path[k]] = True
     return rows, seen
 
 
@@ -202,9 +201,9 @@ def visible_by_definition(prompts, responses, window, multiple):
 def test_the_mask_function_and_its_tiles_say_who_sees_whom(window):
     draw = torch.Generator().manual_seed(0)
     prompts = [[n] * n for n in (3, 150, 3, 40, 150, 150)]
-    responses = [[9] * n for n in torch.randint(0, 90, (6,), generator=draw).tolist()]
+    responses = [[9 + i % 4] * n for i, n in enumerate(torch.randint(0, 90, (6,), generator=draw).tolist())]
     rows, expected = visible_by_definition(prompts, responses, window, 128)
-    n, real = len(rows.ids), sum(map(len, responses)) + 193
+    n, real = len(rows.ids), len(lay_out(prompts, responses).ids)
     function = mask_function(rows, window, torch.device("cpu"))
     places = torch.arange(n)
     found = function(torch.zeros(()), torch.zeros(()), places[:, None], places[None])
