@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils._triton import has_triton
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from segrew.packing import PackedRows, lay_out
+from segrew.packing import PackedRows, Stretch, lay_out
 
 NAME = "segrew_packed"
 TILE = 128  # FlexAttention's own block, in tokens
@@ -65,7 +65,7 @@ def _by_blocks(
     return torch.cat(outputs, 2)
 
 
-def _at(x: Tensor, stretches: list[tuple[int, int]]) -> Tensor:
+def _at(x: Tensor, stretches: list[Stretch]) -> Tensor:
     parts = [x[:, :, start:stop] for start, stop in stretches]
     return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 

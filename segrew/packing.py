@@ -1,11 +1,13 @@
 """How rows are laid out for a pass: flat, without padding and with equal heads once, or padded in groups."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 LEAST_SHARE = 1 / 32  # of a row: to share a shorter head saves less than attention to it costs
+Stretch = tuple[int, int]  # [start, stop)
 
 
 class Block(NamedTuple):
@@ -13,7 +15,7 @@ class Block(NamedTuple):
 
     start: int
     stop: int
-    before: list[tuple[int, int]]
+    before: list[Stretch]
 
 
 @dataclass(frozen=True)
@@ -45,33 +47,44 @@ def lay_out(prompts: list[list[int]], responses: list[list[int]], *, multiple: i
     rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     flat = PackedRows([], [], [], [], [[] for _ in rows], max(map(len, rows)))
     last: list[int] = []
-    path: list[int] = []
+    path: list[Stretch] = []
 
     def append(ids: list[int], shared: int) -> None:
         nonlocal last, path
         start, stop = len(flat.ids), len(flat.ids) + len(ids) - shared
-        for place in path[shared:]:  # nothing further sees these
-            flat.ends[place] = start
-        last, path = ids, [*path[:shared], *range(start, stop)]
+        before, left = _split(path, shared)
+        for first, end in left:  # nothing further sees these
+            flat.ends[first:end] = [start] * (end - first)
         flat.ids.extend(ids[shared:])
         flat.positions.extend(range(shared, len(ids)))
         flat.ends.extend([stop] * (stop - start))
+        last, path = ids, before
         if stop > start:
-            flat.blocks.append(Block(start, stop, stretches(path[:shared])))
+            flat.blocks.append(Block(start, stop, before))
+            path = [*before, (start, stop)]
 
     for row in sorted(range(len(rows)), key=rows.__getitem__):
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, rows[row], strict=False)))
+        shared = _in_common(last, rows[row])
         append(rows[row], shared if shared >= LEAST_SHARE * len(rows[row]) else 0)
-        flat.paths[row] = path
+        flat.paths[row] = list(chain.from_iterable(starmap(range, path)))
     append([0] * (-len(flat.ids) % multiple), 0)
     return flat
 
 
-def stretches(path: list[int]) -> list[tuple[int, int]]:
-    """The stretches [start, stop) of consecutive numbers that a rising list consists of."""
-    breaks = [k for k in range(1, len(path)) if path[k] != path[k - 1] + 1]
-    edges = [0, *breaks, len(path)] if path else [0]
-    return [(path[first], path[last - 1] + 1) for first, last in pairwise(edges)]
+def _in_common(a: list[int], b: list[int]) -> int:
+    """Length of the longest head of both."""
+    return bisect_left(range(1, min(len(a), len(b)) + 1), True, key=lambda count: a[:count] != b[:count])
+
+
+def _split(path: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch]]:
+    """The first `count` places of a path, and the others."""
+    head, tail = [], []
+    for start, stop in path:
+        middle = min(start + max(count, 0), stop)
+        head += [(start, middle)] * (middle > start)
+        tail += [(middle, stop)] * (stop > middle)
+        count -= stop - start
+    return head, tail
 
 
 def padded_groups(sizes: list[int]) -> Iterator[list[int]]:
