@@ -82,12 +82,12 @@ def _dot_product(
 ) -> Tensor:
     """softmax(c tanh(s q·k / c)) v over visible keys (Gemma 2, 2408.00118); without a cap, softmax(s q·k) v."""
     groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # on CUDA no kernel takes a mask and unrepeated heads both
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if softcap is None or visible is None:
         return nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None, scale=scaling,
-            enable_gqa=groups > 1,
-        )  # fmt: skip
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=visible is None, scale=scaling
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = softcap * torch.tanh(query @ key.mT * (scale / softcap))
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1, dtype=torch.float32).to(query.dtype)
