@@ -1,6 +1,6 @@
 """`segrew rewardbench` beside the `rewardbench` program of AI2: seconds a pair on the same model and rows, and scores.
 
-    python3 -m venv /tmp/rb && /tmp/rb/bin/pip install rewardbench     # it pins transformers 4.51
+    python3 -m venv /tmp/rb && /tmp/rb/bin/pip install rewardbench 'setuptools<80'     # it pins transformers 4.51
     python benchmarks/rewardbench_vs_package.py --peer_python /tmp/rb/bin/python --dataset reward_bench.jsonl
 
 The model is SmolLM2-135M with a head fitted on 32 embedded pairs (or --reward_model), read once at the stop token,

@@ -1,6 +1,6 @@
 """`segrew train-rm` beside TRL's RewardTrainer: pairs per second, losses, memory and what became of long pairs.
 
-    python3 -m venv /tmp/trl && /tmp/trl/bin/pip install trl peft      # TRL in an environment of its own
+    python3 -m venv /tmp/trl && /tmp/trl/bin/pip install trl peft jaxtyping     # in an environment of its own
     python benchmarks/train_rm_vs_trl.py --peer_python /tmp/trl/bin/python --dataset hh.jsonl --tune lora
 
 TRL gets the token ids that segrew makes, the same new head, optimizer, order of pairs and precision, and no activation

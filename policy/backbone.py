@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from policy.ppo_config import PPOConfig
+from segrew.cpu import fit_to_cpu
 from segrew.language_models import adapter_base, load_causal_lm, model_fingerprint, plain_model, trunk_of
-from segrew.onednn import apply_onednn
 from segrew.run_directory import read_json
 
 ADAPTER = "lora_"  # in the name of each of an adapter's weights
@@ -42,7 +42,7 @@ def learning(view: nn.Module, config: PPOConfig) -> nn.Module:
         target_modules="all-linear" if targets == ["all-linear"] else targets,
     )
     adapted: nn.Module = get_peft_model(view, lora)  # type: ignore[arg-type]
-    apply_onednn(adapted)
+    fit_to_cpu(adapted)
     return adapted
 
 
@@ -51,7 +51,7 @@ def with_adapter(base: nn.Module, directory: str | Path, *, learns: bool) -> nn.
     from peft import PeftModel
 
     adapted = PeftModel.from_pretrained(view_of(base), directory, is_trainable=learns)
-    apply_onednn(adapted)
+    fit_to_cpu(adapted)
     return adapted.eval()
 
 

@@ -16,9 +16,9 @@ from transformers.utils import logging
 
 from reward_models.card import CARD_FILE
 from reward_models.foreign_checkpoints import head_renaming, weight_names
+from segrew.cpu import fit_to_cpu
 from segrew.embedded_model import resolve_model
 from segrew.language_models import plain_model
-from segrew.onednn import apply_onednn
 from segrew.run_directory import read_json, write_json
 
 ADAPTER_FILE = "adapter_config.json"
@@ -86,7 +86,7 @@ def load_classifier(
         )
     if f"{ATTENTION}.weight" in unexpected:
         add_unit_attention(model, _read_weight(Path(path), f"{ATTENTION}.weight"))
-    apply_onednn(model)
+    fit_to_cpu(model)
     return model
 
 

@@ -26,11 +26,11 @@ from reward_models.train_inputs import Prepared, data_records, load_pairs, prepa
 from segrew import processes
 from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
+from segrew.cpu import fit_to_cpu
 from segrew.data_options import DataOptions
 from segrew.language_models import load_tokenizer
 from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
-from segrew.onednn import apply_onednn
 from segrew.preferences import longer_wins
 from segrew.run_directory import RUN_FILE, RunDirectory, read_json, require_same_settings
 from segrew.sources import names_of, write_records
@@ -58,7 +58,7 @@ def _with_lora(model: nn.Module, config: RewardModelConfig) -> nn.Module:
         modules_to_save=heads,
     )
     adapted: nn.Module = get_peft_model(model, lora)  # type: ignore[arg-type]
-    apply_onednn(adapted)
+    fit_to_cpu(adapted)
     return adapted
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from segrew.cpu import fit_to_cpu
 from segrew.embedded_model import resolve_model
-from segrew.onednn import apply_onednn
 from segrew.run_directory import read_json
 
 
@@ -88,7 +88,7 @@ def load_causal_lm(
             f"'{name_or_path}' is no whole language model: {', '.join(sorted(info['missing_keys']))} missing from the "
             "checkpoint, and random stand-ins would make its entropies noise."
         )
-    apply_onednn(model)
+    fit_to_cpu(model)
     return model.to(device).eval()
 
 

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from segrew.cpu import times_transposed
 from segrew.masking import full_precision
-from segrew.onednn import times_transposed
 
 # A chunk holds at most 128 MiB of float32 logits. Narrower than 128 rows the matrix product slows down; wider than
 # 1/32 of the rows it does not get faster, only larger.

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = ["segrew", "reward_models", "policy"]
 MATHS = [
-    *(f"segrew/{name}.py" for name in ("masking", "onednn", "units", "unit_rules", "response_text")),
+    *(f"segrew/{name}.py" for name in ("masking", "cpu", "units", "unit_rules", "response_text")),
     *(f"segrew/{name}.py" for name in ("segmentation", "macro_actions", "aggregation")),
     *("segrew/advantages.py", "segrew/token_statistics.py", "policy/losses.py", "reward_models/losses.py"),
 ]

@@ -1,30 +1,34 @@
-"""oneDNN's products are those of torch, gradients included, and taken only where they are faster."""
+"""oneDNN's products are those of torch, gradients included, and taken only where they are faster; memory is kept."""
+
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from segrew import onednn
+from segrew import cpu
+from segrew.cpu import OneDNNLinear, fit_to_cpu, onednn_is_faster, times_transposed
 from segrew.language_models import load_causal_lm
-from segrew.onednn import OneDNNLinear, apply_onednn, onednn_is_faster, times_transposed
 
 
 @pytest.fixture
 def anywhere(monkeypatch):
     """As on a processor where it is faster, for products of every size."""
     try:
-        onednn._onednn(torch.eye(2), torch.eye(2), None)
+        cpu._onednn(torch.eye(2), torch.eye(2), None)
     except (AttributeError, RuntimeError):
         pytest.skip("torch has no oneDNN here")
-    monkeypatch.setattr(onednn, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(onednn, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(cpu, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(cpu, "LEAST_PRODUCTS", 1)
 
 
 def counted(monkeypatch) -> list[tuple[int, ...]]:
     """Shapes of what oneDNN is given."""
     shapes: list[tuple[int, ...]] = []
-    product = onednn._onednn
-    monkeypatch.setattr(onednn, "_onednn", lambda x, *rest: (shapes.append(tuple(x.shape)), product(x, *rest))[1])
+    product = cpu._onednn
+    monkeypatch.setattr(cpu, "_onednn", lambda x, *rest: (shapes.append(tuple(x.shape)), product(x, *rest))[1])
     return shapes
 
 
@@ -34,7 +38,7 @@ def test_a_layer_gives_what_a_plain_one_gives(anywhere, monkeypatch, shape, bias
     torch.manual_seed(0)
     plain, fast = nn.Linear(24, 40, bias=bias), nn.Linear(24, 40, bias=bias)
     fast.load_state_dict(plain.state_dict())
-    apply_onednn(fast)
+    fit_to_cpu(fast)
     shapes = counted(monkeypatch)
     read, results = torch.randn(shape), []
     for layer in (plain, fast):
@@ -48,7 +52,7 @@ def test_a_layer_gives_what_a_plain_one_gives(anywhere, monkeypatch, shape, bias
 
 def test_only_gradients_that_are_wanted_are_computed(anywhere, monkeypatch):
     layer = nn.Linear(8, 8).requires_grad_(False)
-    apply_onednn(layer)
+    fit_to_cpu(layer)
     x = torch.randn(3, 8, requires_grad=True)
     shapes = counted(monkeypatch)
     layer(x).sum().backward()
@@ -59,17 +63,17 @@ def test_only_gradients_that_are_wanted_are_computed(anywhere, monkeypatch):
 def test_other_types_go_the_usual_way(anywhere, monkeypatch, dtype):
     shapes = counted(monkeypatch)
     layer = nn.Linear(8, 8, dtype=dtype)
-    apply_onednn(layer)
+    fit_to_cpu(layer)
     assert layer(torch.randn(3, 8, dtype=dtype)).dtype == dtype
     fast = nn.Linear(8, 8)
-    apply_onednn(fast)
+    fit_to_cpu(fast)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert fast(torch.randn(3, 8)).dtype == torch.bfloat16
     assert shapes == []
 
 
 def test_small_products_go_the_usual_way(anywhere, monkeypatch):
-    monkeypatch.setattr(onednn, "LEAST_PRODUCTS", 3 * 8 * 5)
+    monkeypatch.setattr(cpu, "LEAST_PRODUCTS", 3 * 8 * 5)
     shapes = counted(monkeypatch)
     x, weight = torch.randn(3, 8), torch.randn(5, 8)
     torch.testing.assert_close(times_transposed(x, weight), x @ weight.T)
@@ -79,9 +83,9 @@ def test_small_products_go_the_usual_way(anywhere, monkeypatch):
 
 
 def test_no_layer_changes_where_it_is_not_faster(monkeypatch):
-    monkeypatch.setattr(onednn, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(cpu, "onednn_is_faster", lambda: False)
     layer = nn.Linear(8, 8)
-    apply_onednn(layer)
+    fit_to_cpu(layer)
     assert type(layer) is nn.Linear
 
 
@@ -94,12 +98,12 @@ def test_a_torch_that_has_the_operator_otherwise_keeps_its_layers(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(onednn.Path, "read_text", lambda self: "AuthenticAMD")
+    monkeypatch.setattr(cpu.Path, "read_text", lambda self: "AuthenticAMD")
 
     def gone(*args):
         raise AttributeError("no such operator")
 
-    monkeypatch.setattr(onednn, "_onednn", gone)
+    monkeypatch.setattr(cpu, "_onednn", gone)
     assert not onednn_is_faster.__wrapped__()
 
 
@@ -109,12 +113,34 @@ def test_a_loaded_model_scores_and_is_adapted_alike(anywhere, monkeypatch, tiny_
     ids = torch.randint(5, 60, (2, 9))
     fast = load_causal_lm(str(tiny_dir), dtype=torch.float32)
     assert any(type(module) is OneDNNLinear for module in fast.modules())
-    monkeypatch.setattr(onednn, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(cpu, "onednn_is_faster", lambda: False)
     plain = load_causal_lm(str(tiny_dir), dtype=torch.float32)
     assert not any(type(module) is OneDNNLinear for module in plain.modules())
-    monkeypatch.setattr(onednn, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(cpu, "onednn_is_faster", lambda: True)
     torch.testing.assert_close(fast(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
     assert list(fast.state_dict()) == list(plain.state_dict())
     adapted = get_peft_model(fast, LoraConfig(r=4, target_modules="all-linear"))
     adapted(ids).logits.sum().backward()
     assert all(weight.grad is not None for weight in adapted.parameters() if weight.requires_grad)
+
+
+FAULTS = """
+import resource, sys, torch
+from segrew.cpu import keep_freed_memory
+assert sys.argv[1] == "plain" or keep_freed_memory()
+def fill():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.full((2**24,), 1.0)  # 64 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(sum([fill() for _ in range(40)][-10:]))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="models run elsewhere")
+def test_freed_memory_serves_the_next_tensor():
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True, text=True).stdout)
+        for how in ("plain", "kept")
+    }
+    assert faults["kept"] < faults["plain"] / 4, faults  # after a few it has blocks that fit
