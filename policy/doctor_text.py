@@ -8,6 +8,7 @@ from reward_models.score import Answer
 from segrew.chat import ChatFormat, ids_after_answer
 from segrew.chat_templates import freeze_date, takes_system
 from segrew.language_models import plain_model, unused_pad_id
+from segrew.packing import in_common
 
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
 AWKWARD = "Naïve café, 東京 🙂 👨‍👩‍👧\n\n```python\n    x  =  1\n```\n\t- e\u0301 & “quotes”"
@@ -109,7 +110,7 @@ def border(chat: ChatFormat, answers: list[Answer]) -> Finding:
         expected = chat.render(answer.prompt, answer.template) + answer.response
         ours = chat.prompt_ids(answer.prompt, answer.template) + chat.response_ids(answer.response)[:-1]
         if not whole.startswith(expected):
-            place = _first_difference(whole, expected)
+            place = in_common(whole, expected)
             written, asked = (text[place : place + 20] for text in (whole, expected))
             apart.append(f"{written!r} where segrew's prompt and answer have {asked!r}")
         merged += chat.prompt_ids(whole)[: len(ours)] != ours
@@ -155,9 +156,5 @@ def round_trip(chat: ChatFormat, answers: list[Answer]) -> Finding:
 
 def _change(chat: ChatFormat, text: str) -> str:
     back = chat.decode(chat.response_ids(text))
-    place = _first_difference(text, back)
+    place = in_common(text, back)
     return f"{text[place : place + 12]!r} becomes {back[place : place + 12]!r}"
-
-
-def _first_difference(one: str, other: str) -> int:
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))

@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any, Literal
 
 from jinja2 import TemplateError
 
 from segrew.chat_templates import Message, freeze_template, merge_system, takes_system, template_text
+from segrew.packing import in_common
 from segrew.response_text import ResponseText
 
 _BROKEN = "\ufffd"  # stands for bytes that are no character, or not yet
@@ -271,7 +272,7 @@ def _covered(prefixes: list[str]) -> list[tuple[int, int]]:
     whole, spans, end, unfinished = prefixes[-1], [], 0, False
     for before, prefix in pairwise(["", *prefixes]):
         start = end - (unfinished or (before == prefix and prefix.endswith(_BROKEN)))
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, whole, strict=False)))
+        same = in_common(prefix, whole)
         unfinished = same < len(prefix) and same < len(whole)
         end = max(end, same + unfinished)
         spans.append((start, end))

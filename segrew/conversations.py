@@ -92,7 +92,8 @@ def _padded_states(
     """Run rows padded on one side, in groups of similar length; return all states and where each row's are."""
     device = next(trunk.parameters()).device
     takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
-    states, paths, done = [], [[0]] * len(rows), 0
+    paths: list[list[int]] = [[]] * len(rows)
+    states, done = [], 0
     for group in padded_groups([len(row) for row in rows]):
         width = len(rows[group[0]])
         starts = [width - len(rows[i]) if left else 0 for i in group]
@@ -226,7 +227,7 @@ def micro_batches(
     """Yield row numbers, longest rows first and rows of one prompt together.
 
     Args:
-        max_tokens: of a batch, as it is laid out: each prompt once. A row that has more is a batch of its own.
+        max_tokens: of a batch, each prompt counted once. A row that has more is a batch of its own.
         max_rows: of a batch.
     """
     rows_of: dict[tuple[int, ...], list[int]] = {}

@@ -1,7 +1,7 @@
 """How rows are laid out for a pass: flat, without padding and with equal heads once, or padded in groups."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, starmap
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class PackedRows:
         ids, positions: of every token; positions count within a row.
         ends: index behind the last token that sees this one; all from it up to there do.
         blocks: who sees whom. paths: where the tokens of each row are, prompt and response.
-        longest: tokens of the longest row. masks: FlexAttention's block masks by window, made when first asked for.
+        masks: FlexAttention's block masks by window, made when first asked for.
     """
 
     ids: list[int]
@@ -34,8 +34,12 @@ class PackedRows:
     ends: list[int]
     blocks: list[Block]
     paths: list[list[int]]
-    longest: int
     masks: dict[int | None, Any] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(map(len, self.paths))
 
 
 def lay_out(prompts: list[list[int]], responses: list[list[int]], *, multiple: int = 1) -> PackedRows:
@@ -45,7 +49,7 @@ def lay_out(prompts: list[list[int]], responses: list[list[int]], *, multiple: i
         multiple: fill up to a multiple of this many tokens, with a row of its own that nobody reads.
     """
     rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-    flat = PackedRows([], [], [], [], [[] for _ in rows], max(map(len, rows)))
+    flat = PackedRows([], [], [], [], [[] for _ in rows])
     last: list[int] = []
     path: list[Stretch] = []
 
@@ -64,15 +68,15 @@ def lay_out(prompts: list[list[int]], responses: list[list[int]], *, multiple: i
             path = [*before, (start, stop)]
 
     for row in sorted(range(len(rows)), key=rows.__getitem__):
-        shared = _in_common(last, rows[row])
+        shared = in_common(last, rows[row])
         append(rows[row], shared if shared >= LEAST_SHARE * len(rows[row]) else 0)
         flat.paths[row] = list(chain.from_iterable(starmap(range, path)))
     append([0] * (-len(flat.ids) % multiple), 0)
     return flat
 
 
-def _in_common(a: list[int], b: list[int]) -> int:
-    """Length of the longest head of both."""
+def in_common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the longest head of both, by comparing slices."""
     return bisect_left(range(1, min(len(a), len(b)) + 1), True, key=lambda count: a[:count] != b[:count])
 
 
@@ -81,8 +85,10 @@ def _split(path: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch
     head, tail = [], []
     for start, stop in path:
         middle = min(start + max(count, 0), stop)
-        head += [(start, middle)] * (middle > start)
-        tail += [(middle, stop)] * (stop > middle)
+        if start < middle:
+            head.append((start, middle))
+        if middle < stop:
+            tail.append((middle, stop))
         count -= stop - start
     return head, tail
 

@@ -1,4 +1,4 @@
-"""The flat layout: each prompt once, every token in place, and nothing lost."""
+"""The flat layout: common heads once, every token in place, and nothing lost."""
 
 from itertools import pairwise
 
@@ -39,9 +39,7 @@ def test_heads_are_shared_across_prompts_and_into_responses():
     check(rows, prompts, responses)
     assert rows.ids == [1, 2, 3, 7, 8, 6, 9, 4, 7] and rows.paths[1] == rows.paths[3] == [0, 1, 7, 8]
     assert [block.before for block in rows.blocks] == [[], [(0, 5)], [(0, 2)]]
-    long = [
-        [1, 2, *range(10, 10 + n)] for n in (62, 63)
-    ]  # 2 of 64 tokens, and of 65: the head of one more is not worth it
+    long = [[1, 2, *range(10, 10 + n)] for n in (62, 63)]  # two of 65 tokens are not worth it
     assert [len(lay_out([[1, 2, 3], row], [[], []]).ids) for row in long] == [65, 68]
 
 
