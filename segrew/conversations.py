@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from segrew.language_models import plain_model, trunk_of
 from segrew.packed_attention import CannotPack, packed_states
-from segrew.packing import PackedRows, padded_groups
+from segrew.packing import PackedRows, in_common, padded_groups
 from segrew.token_statistics import token_statistics
 
 Layout = Literal["packed", "padded", "padded_left"]
@@ -227,22 +227,24 @@ def micro_batches(
     """Yield row numbers, longest rows first and rows of one prompt together.
 
     Args:
-        max_tokens: of a batch, each prompt counted once. A row that has more is a batch of its own.
+        max_tokens: of a batch, counting each prompt once, and once the head (a system prompt) that all begin with.
+            A row that has more is a batch of its own.
         max_rows: of a batch.
     """
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(conversations.prompts):
         rows_of.setdefault(tuple(prompt), []).append(row)
     lengths = conversations.lengths
+    head = in_common(min(rows_of, default=()), max(rows_of, default=()))
     groups = sorted(rows_of.items(), key=lambda item: (-len(item[0]) - max(lengths[i] for i in item[1]), item))
     batch: list[int] = []
-    tokens = 0
+    tokens = head
     for shared, rows in groups:
-        together = len(shared) + sum(lengths[i] for i in rows)
-        if batch and max_tokens is not None and tokens + together > max_tokens:
+        own = len(shared) - head
+        if batch and max_tokens is not None and tokens + own + sum(lengths[i] for i in rows) > max_tokens:
             yield batch
-            batch, tokens = [], 0
-        tokens += len(shared)
+            batch, tokens = [], head
+        tokens += own
         for row in rows:
             full = max_tokens is not None and tokens + lengths[row] > max_tokens
             if batch and (full or len(batch) == max_rows):

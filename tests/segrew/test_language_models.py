@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from reward_models.checkpoints import config_of, load_classifier
 from segrew.conversations import Conversations, micro_batches, response_states, response_statistics
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, trunk_of, unused_pad_id
+from segrew.packing import lay_out
 from segrew.run_directory import write_json
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [10], [5, 6, 7], [8, 9]]
@@ -146,6 +147,16 @@ def test_a_budget_in_tokens_counts_a_shared_prompt_once_and_does_not_part_its_ro
     assert list(micro_batches(ROWS, 16)) == [[1, 5], [0, 2, 4, 3]]  # 6 more tokens would fit, but not all rows of 0
     assert list(micro_batches(ROWS, 8)) == [[1], [5], [0, 2, 4], [3]]  # 2 + 6 and 2 + 2 tokens, then 3 + 4, then 4
     assert list(micro_batches(ROWS.select([]), 8)) == []
+
+
+def test_a_budget_in_tokens_counts_a_system_prompt_once():
+    system = [7] * 50
+    rows = Conversations([[*system, k] for k in range(4)], [[5] * 4] * 4, torch.ones(4, dtype=torch.bool))
+    assert list(micro_batches(rows, 70)) == [[0, 1, 2, 3]]  # 50 + 4 * 5
+    assert list(micro_batches(rows, 69)) == [[0, 1, 2], [3]]
+    assert list(micro_batches(rows, 60, max_rows=2)) == [[0, 1], [2, 3]]
+    assert list(micro_batches(rows, 8)) == [[0], [1], [2], [3]]
+    assert len(lay_out(rows.prompts, rows.responses).ids) == 70
 
 
 def test_the_fingerprint_survives_loading_in_bfloat16_and_tells_weights_apart(tmp_path, small_sizes):
