@@ -55,7 +55,8 @@ def read(model: Any, states: Tensor, rows: Conversations) -> Tensor:
 
 
 def packed(model: Any, rows: Conversations) -> Tensor:
-    return read(model, response_states(model, rows, layout="packed").at, rows)
+    states = response_states(model, rows, layout="packed")
+    return read(model, states.spread(states.at), rows)
 
 
 def padded(model: Any, rows: Conversations) -> Tensor:

@@ -124,8 +124,8 @@ def decoding(model: nn.Module, chat: ChatFormat, readers: list[Reader], config: 
     """Greedy decoding, with cache and padded prompts, takes the tokens that scoring finds likeliest."""
     rows = _drawn(model, chat, readers, config, greedy=True).conversations
     logits = plain_model(model).get_output_embeddings()(response_states(model, rows).before).float()
-    taken = logits.gather(-1, rows.response_ids.to(logits.device)[..., None]).squeeze(-1)
-    short = (logits.max(-1).values - taken)[rows.mask.to(logits.device)].nan_to_num(nan=torch.inf)
+    taken = logits.gather(-1, rows.response_ids[rows.mask].to(logits.device)[:, None]).squeeze(-1)
+    short = (logits.max(-1).values - taken).nan_to_num(nan=torch.inf)
     worst = (short.max() / logits.abs().nan_to_num(posinf=1.0).max().clamp(min=1.0)).item()
     measured = f"{worst:.1e} below the likeliest, {short.numel()} tokens"
     remedy = (

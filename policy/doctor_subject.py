@@ -183,7 +183,7 @@ def _readers(subject: "Subject", answers: list[Answer], config: DoctorConfig) ->
 
 def token_rewards(model: nn.Module, states: ResponseStates, conversations: Conversations) -> Float[Tensor, "b t"]:
     """The reward after each response token, whatever the rule."""
-    return read_head(plain_model(model).score, states.at).masked_fill(~states.mask, 0.0)
+    return states.spread(read_head(plain_model(model).score, states.at))
 
 
 def _conversations(answers: list[Answer], chat: ChatFormat, config: DoctorConfig, model: nn.Module) -> Conversations:

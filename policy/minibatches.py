@@ -46,12 +46,17 @@ def mini_batches(
 
 
 def micro_batches_of(
-    rows: list[int], conversations: Conversations, batch_size: int, max_tokens: int | None = None
+    rows: list[int],
+    conversations: Conversations,
+    batch_size: int,
+    max_tokens: int | None = None,
+    *,
+    padded: bool = False,
 ) -> Iterator[list[int]]:
     """Cut the rows of a mini-batch into micro-batches of rows of similar length.
 
     Args:
-        batch_size: most rows of one. max_tokens: most tokens of one, each prompt counted once.
+        batch_size: most rows of one. max_tokens: most tokens of one, each prompt counted once unless padded.
     """
-    for part in micro_batches(conversations.select(rows), max_tokens, max_rows=batch_size):
+    for part in micro_batches(conversations.select(rows), max_tokens, max_rows=batch_size, padded=padded):
         yield [rows[i] for i in part]

@@ -16,7 +16,6 @@ from reward_models import SegmentRewardModel
 from segrew.chat import ChatFormat
 from segrew.conversations import (
     Conversations,
-    ResponseStates,
     response_states,
     response_statistics,
     statistics_of_states,
@@ -49,18 +48,16 @@ class Critic(nn.Module):
 
     def forward(self, conversations: Conversations) -> Float[Tensor, "b t"]:
         """V of the state that produced each response token; 0 in padding."""
-        return self._before(response_states(self.trunk, conversations))
+        states = response_states(self.trunk, conversations)
+        return states.spread(self._value(states.before))
 
     def with_after(self, conversations: Conversations) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b 1"]]:
         """The same, and V of the state after each response's last token, from one pass."""
         states = response_states(self.trunk, conversations)
-        at, last = states.at, states.mask.sum(1).sub(1).clamp(min=0)
-        return self._before(states), self._value(at[torch.arange(len(at), device=at.device), last][:, None])
+        before, after = states.spread(self._value(states.before)), states.spread(self._value(states.at))
+        return before, after.gather(1, states.mask.sum(1, keepdim=True).sub(1).clamp(min=0))
 
-    def _before(self, states: ResponseStates) -> Float[Tensor, "b t"]:
-        return self._value(states.before).masked_fill(~states.mask, 0.0)
-
-    def _value(self, states: Float[Tensor, "b n d"]) -> Float[Tensor, "b n"]:
+    def _value(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states.float()).squeeze(-1)
 
@@ -132,7 +129,7 @@ class Roles:
         def compute(part: Conversations) -> tuple[Tensor, ...]:
             states = response_states(model, part)
             said = [statistics_of_states(model, states.before, part, temperature=t) for t in temperatures]
-            outputs = (reader.outputs_of(states.at) for reader in self.readers.values())
+            outputs = (states.spread(reader.outputs_of(states.at)) for reader in self.readers.values())
             return *(logprobs for logprobs, _ in said), said[0][1], *outputs
 
         found = list(in_micro_batches(compute, conversations, max_tokens))

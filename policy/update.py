@@ -18,6 +18,7 @@ from policy.ppo_run import Run
 from policy.rollout import Rollout
 from policy.scoring import take
 from segrew import processes
+from segrew.conversations import runs_padded
 from segrew.macro_actions import value_by_unit
 from segrew.segmentation import Segmentation
 
@@ -102,7 +103,8 @@ def accumulate(
     ratio_max = torch.zeros((), device=run.accelerator.device)
     noise.begin()
     at_most = min(config.per_device_train_batch_size, -(-len(rows) // processes.count()))
-    parts = micro_batches_of(rows, rollout.conversations, at_most, config.train_tokens_per_batch)
+    padded = any(runs_padded(model) for model in (run.roles.policy, run.roles.critic) if model is not None)
+    parts = micro_batches_of(rows, rollout.conversations, at_most, config.train_tokens_per_batch, padded=padded)
     for part in processes.deal(list(parts)):
         for loss, stats in losses(run, rollout, experience, part, sizes, warming_up=warming_up):
             if loss.requires_grad:

@@ -36,8 +36,8 @@ def read_head(head: Any, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
         return linear(states.float(), head.weight.float(), bias).squeeze(-1)
 
 
-def read_tokens(model: Any, states: Float[Tensor, "b t d"], card: RewardModelCard) -> Float[Tensor, "b t k"]:
-    """What the heads of a model say after every token: the reward, and the attention's logit where it is learned."""
+def read_tokens(model: Any, states: Float[Tensor, "*n d"], card: RewardModelCard) -> Float[Tensor, "*n k"]:
+    """What the heads of a model say of each state: the reward, and the attention's logit where it is learned."""
     plain = plain_model(model)
     heads = [plain.score, plain.unit_attention] if card.aggregator == "learned" else [plain.score]
     return torch.stack([read_head(head, states) for head in heads], -1)
@@ -60,5 +60,6 @@ def read_units(
     model: nn.Module, conversations: Conversations, segmentation: Segmentation, card: RewardModelCard
 ) -> Readings:
     """Run the trunk over conversations and read each unit."""
-    outputs = read_tokens(model, response_states(model, conversations).at, card)
+    states = response_states(model, conversations)
+    outputs = states.spread(read_tokens(model, states.at, card))
     return at_units(outputs, conversations.ended, segmentation, card)

@@ -188,13 +188,14 @@ class SegmentRewardModel:
             outputs = self.outputs(conversations)
         return at_units(outputs, conversations.ended, segmentation, self.card)
 
-    def outputs_of(self, states: Float[Tensor, "b t d"]) -> Float[Tensor, "b t k"]:
-        """What the heads say after every token, from the trunk's states there."""
+    def outputs_of(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
+        """What the heads say after tokens, from the trunk's states there."""
         return read_tokens(self.model, states, self.card)
 
     def outputs(self, conversations: Conversations) -> Float[Tensor, "b t k"]:
-        """The same from a pass of its own."""
-        return self.outputs_of(response_states(self.model, conversations).at)
+        """What they say after every token, from a pass of its own."""
+        states = response_states(self.model, conversations)
+        return states.spread(self.outputs_of(states.at))
 
     def segmenter_pass(
         self, conversations: Conversations
@@ -203,7 +204,8 @@ class SegmentRewardModel:
         segmenter = self.segmenter()
         states = response_states(segmenter, conversations)
         logprobs, entropy = statistics_of_states(segmenter, states.before, conversations)
-        return logprobs, entropy, self.outputs_of(states.at) if self.card.trunk_is_segmenter else None
+        outputs = states.spread(self.outputs_of(states.at)) if self.card.trunk_is_segmenter else None
+        return logprobs, entropy, outputs
 
     def cut(
         self,

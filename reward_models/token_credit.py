@@ -22,7 +22,7 @@ def prefix_values(
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
     """R(y_≤j) and R(y_<j) of every response token, from one pass; their difference is its credit (RED, 2411.08302)."""
     states = response_states(model, conversations)
-    return read_head(head, states.at), read_head(head, states.before)
+    return states.spread(read_head(head, states.at)), states.spread(read_head(head, states.before))
 
 
 @torch.no_grad()

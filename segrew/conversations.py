@@ -4,16 +4,18 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
 from segrew.language_models import plain_model, trunk_of
 from segrew.packed_attention import CannotPack, packed_states
-from segrew.packing import PackedRows, in_common, padded_groups
+from segrew.packing import PackedRows, in_common, lay_out, padded_groups
 from segrew.token_statistics import token_statistics
 
 Layout = Literal["packed", "padded", "padded_left"]
@@ -62,39 +64,54 @@ class Conversations:
 
 @dataclass(frozen=True)
 class ResponseStates:
-    """Hidden states around each response token, laid out as [b, t] when they are asked for.
+    """Hidden states around each response token, row after row: n tokens in all.
 
     Args:
-        flat: states of all tokens that were run.
-        index_before, index_at: the place in it of the state that produced token j, and of the state after it.
+        flat: states of tokens that were run, all that are read among them.
+        index_before, index_at: the place in it of the state that produced a token, and of the state after it.
         mask: True on response tokens.
     """
 
-    flat: Float[Tensor, "n d"]
-    index_before: Int64[Tensor, "b t"]
-    index_at: Int64[Tensor, "b t"]
+    flat: Float[Tensor, "m d"]
+    index_before: Int64[Tensor, "n"]
+    index_at: Int64[Tensor, "n"]
     mask: Bool[Tensor, "b t"]
 
     @property
-    def before(self) -> Float[Tensor, "b t d"]:
-        """State that produced token j (log-probabilities and values are read here); 0 in padding."""
-        return self.flat[self.index_before].masked_fill(~self.mask[..., None], 0)
+    def before(self) -> Float[Tensor, "n d"]:
+        """State that produced each token: log-probabilities and values are read here."""
+        return self.flat[self.index_before]
 
     @property
-    def at(self) -> Float[Tensor, "b t d"]:
-        """State after token j (rewards are read here); 0 in padding."""
-        return self.flat[self.index_at].masked_fill(~self.mask[..., None], 0)
+    def at(self) -> Float[Tensor, "n d"]:
+        """State after each token: rewards are read here."""
+        return self.flat[self.index_at]
+
+    def spread(self, values: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "b t ..."]:
+        """Lay what was read of each token out in rows; 0 in padding."""
+        return in_rows(values, self.mask)
+
+
+def in_rows(values: Shaped[Tensor, "n ..."], mask: Bool[Tensor, "b t"]) -> Shaped[Tensor, "b t ..."]:
+    """Lay values of real tokens, row after row, out in rows; 0 in padding."""
+    rows = values.new_zeros(*mask.shape, *values.shape[1:])
+    return rows.masked_scatter(mask.view(*mask.shape, *[1] * (values.ndim - 1)), values)
 
 
 def _padded_states(
-    trunk: nn.Module, rows: list[list[int]], *, left: bool = False
+    trunk: nn.Module, conversations: Conversations, *, left: bool = False
 ) -> tuple[Float[Tensor, "n d"], list[list[int]]]:
-    """Run rows padded on one side, in groups of similar length; return all states and where each row's are."""
+    """Run rows padded on one side, in groups of similar length; return the states that are read, and each row's places.
+
+    They are of its prompt's last token and of its response.
+    """
     device = next(trunk.parameters()).device
     takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
-    paths: list[list[int]] = [[]] * len(rows)
+    prompts, responses = conversations.prompts, conversations.responses
+    rows = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+    read: list[list[int]] = [[]] * len(rows)
     states, done = [], 0
-    for group in padded_groups([len(row) for row in rows]):
+    for group in padded_groups([len(row) for row in rows], len(lay_out(prompts, responses).ids)):
         width = len(rows[group[0]])
         starts = [width - len(rows[i]) if left else 0 for i in group]
         ids = [[0] * a + rows[i] + [0] * (width - len(rows[i]) - a) for i, a in zip(group, starts, strict=True)]
@@ -107,12 +124,12 @@ def _padded_states(
             use_cache=False,
             **positions,
         )
-        states.append(output.last_hidden_state.flatten(0, 1))
-        for place, i in enumerate(group):
-            begin = done + place * width + starts[place]
-            paths[i] = list(range(begin, begin + len(rows[i])))
-        done += len(group) * width
-    return torch.cat(states), paths
+        for k, i in enumerate(group):
+            first, count = starts[k] + len(prompts[i]) - 1, 1 + len(responses[i])
+            states.append(output.last_hidden_state[k, first : first + count].clone())  # else all of the pass stays
+            read[i] = list(range(done, done + count))
+            done += count
+    return torch.cat(states), read
 
 
 _padded_because: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
@@ -136,6 +153,36 @@ def packed_or_none(
         return None
 
 
+def runs_padded(model: nn.Module) -> bool:
+    """Whether a pass has found that the model, or one inside it, cannot take packed rows."""
+    return any(module in _padded_because for module in model.modules())
+
+
+def _alike_in_position(trunk: nn.Module, conversations: Conversations) -> Iterator[list[int]]:
+    """Yield the rows that may share a pass: LongRoPE (2402.13753) turns all of one by the length of its longest row."""
+    rope = getattr(trunk.config.get_text_config(), "rope_parameters", None) or {}  # type: ignore[union-attr, operator]
+    most = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else inf
+    sizes = [len(p) + len(r) for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
+    for beyond in (False, True):
+        if rows := [row for row, size in enumerate(sizes) if (size > most) == beyond]:
+            yield rows
+
+
+def _read_states(
+    trunk: nn.Module, conversations: Conversations, layout: Layout | None
+) -> tuple[Float[Tensor, "m d"], list[list[int]]]:
+    """Run rows in one layout; return states and, of each row, where its prompt's last token and its response are."""
+    packed = None
+    if layout in (None, "packed"):
+        packed = packed_or_none(trunk, conversations.prompts, conversations.responses)
+    if packed is not None:
+        states, rows = packed
+        return states, [path[len(p) - 1 :] for path, p in zip(rows.paths, conversations.prompts, strict=True)]
+    if layout == "packed":
+        raise ValueError(f"{type(trunk).__name__} cannot run on packed rows: {_padded_because[trunk]}.")
+    return _padded_states(trunk, conversations, left=layout == "padded_left")
+
+
 def response_states(model: nn.Module, conversations: Conversations, *, layout: Layout | None = None) -> ResponseStates:
     """Run the trunk once and return the hidden states around every response token.
 
@@ -152,21 +199,19 @@ def response_states(model: nn.Module, conversations: Conversations, *, layout: L
     for row, prompt in enumerate(conversations.prompts):
         if not prompt:
             raise ValueError(f"row {row}: an empty prompt; the first response token needs a token before it.")
-    packed = None
-    if layout in (None, "packed"):
-        packed = packed_or_none(trunk, conversations.prompts, conversations.responses)
-    if packed is not None:
-        states, paths = packed[0], packed[1].paths
-    elif layout == "packed":
-        raise ValueError(f"{type(trunk).__name__} cannot run on packed rows: {_padded_because[trunk]}.")
-    else:
-        joined = [p + r for p, r in zip(conversations.prompts, conversations.responses, strict=True)]
-        states, paths = _padded_states(trunk, joined, left=layout == "padded_left")
-    mask = conversations.mask
-    read = [path[len(prompt) - 1 :] for path, prompt in zip(paths, conversations.prompts, strict=True)]
-    places = torch.tensor([row + [0] * (mask.shape[1] + 1 - len(row)) for row in read])
-    before, at = (part.where(mask, 0).to(states.device) for part in (places[:, :-1], places[:, 1:]))
-    return ResponseStates(states, before, at, mask.to(states.device))
+    parts: list[Tensor] = []
+    read: list[list[int]] = [[]] * len(conversations)
+    for rows in _alike_in_position(trunk, conversations):
+        offset = sum(map(len, parts))
+        states, places = _read_states(trunk, conversations.select(rows), layout)
+        parts.append(states)
+        for row, of_row in zip(rows, places, strict=True):
+            read[row] = [offset + place for place in of_row]
+    before, at = ([place for row in read for place in row[cut]] for cut in (slice(None, -1), slice(1, None)))
+    flat = torch.cat(parts) if len(parts) > 1 else parts[0]
+    device = flat.device
+    index_before, index_at = torch.tensor(before, device=device).long(), torch.tensor(at, device=device).long()
+    return ResponseStates(flat, index_before, index_at, conversations.mask.to(device))
 
 
 def _logit_shape(config: Any) -> tuple[float | None, float]:
@@ -185,26 +230,29 @@ def _logit_shape(config: Any) -> tuple[float | None, float]:
 
 def statistics_of_states(
     model: nn.Module,
-    before: Float[Tensor, "b t d"],
+    before: Float[Tensor, "n d"],
     conversations: Conversations,
     *,
     temperature: float = 1.0,
 ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
-    """Return log-probability and entropy (nats, temperature 1) from the states that produced each token."""
-    mask = conversations.mask.to(before.device)
+    """Return log-probability and entropy (nats, temperature 1) from the states that produced each token.
+
+    Args:
+        before: row after row, as `ResponseStates.before`.
+    """
     head = plain_model(model).get_output_embeddings()
     softcap, logit_scale = _logit_shape(trunk_of(model).config.get_text_config())  # type: ignore[union-attr, operator]
     logprobs, entropy = token_statistics(
-        before[mask],
+        before,
         head.weight,
-        conversations.response_ids.to(before.device)[mask],
+        torch.tensor(list(chain.from_iterable(conversations.responses)), device=before.device).long(),
         temperature=temperature,
         bias=head.bias,
         softcap=softcap,
         logit_scale=logit_scale,
     )
-    empty = torch.zeros(mask.shape, device=before.device)
-    return empty.masked_scatter(mask, logprobs), empty.masked_scatter(mask, entropy)
+    mask = conversations.mask.to(before.device)
+    return in_rows(logprobs, mask), in_rows(entropy, mask)
 
 
 def response_statistics(
@@ -221,8 +269,31 @@ def response_statistics(
     return statistics_of_states(model, before, conversations, temperature=temperature)
 
 
+@torch.no_grad()
+def check_head(model: nn.Module) -> None:
+    """Compare, on three tokens, what the output embedding says of a model's last states with its own logits.
+
+    Raises:
+        ValueError: the head does more (a layer before it, another multiplier), or positions do not count from 0.
+    """
+    ids = [3, 4, 5]
+    found, _ = response_statistics(model, Conversations([ids[:1]], [ids[1:]], torch.tensor([False])))
+    logits = model(input_ids=torch.tensor([ids], device=found.device), use_cache=False).logits[0, :-1].float()
+    gap = (found[0] - logits.log_softmax(-1)[[0, 1], ids[1:]]).abs().max()
+    if gap > 0.1 + 0.02 * logits.abs().max():  # bfloat16 rounds to 0.004 of a logit
+        raise ValueError(
+            f"{type(model).__name__}: its output embedding on its last states gives other log-probabilities than its "
+            f"own logits do ({gap:.2g} nats apart), so entropies, ratios and KL would be wrong. segrew knows heads of "
+            "one matrix, a bias, a multiplier and a soft cap; take a model that has such a head."
+        )
+
+
 def micro_batches(
-    conversations: Conversations, max_tokens: int | None = TOKENS_PER_BATCH, *, max_rows: int | None = None
+    conversations: Conversations,
+    max_tokens: int | None = TOKENS_PER_BATCH,
+    *,
+    max_rows: int | None = None,
+    padded: bool = False,
 ) -> Iterator[list[int]]:
     """Yield row numbers, longest rows first and rows of one prompt together.
 
@@ -230,27 +301,29 @@ def micro_batches(
         max_tokens: of a batch, counting each prompt once, and once the head (a system prompt) that all begin with.
             A row that has more is a batch of its own.
         max_rows: of a batch.
+        padded: each row will be run whole, so count it whole.
     """
     rows_of: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(conversations.prompts):
-        rows_of.setdefault(tuple(prompt), []).append(row)
+    for row, ids in enumerate(conversations.prompts):
+        rows_of.setdefault(tuple(ids), []).append(row)
     lengths = conversations.lengths
-    head = in_common(min(rows_of, default=()), max(rows_of, default=()))
     groups = sorted(rows_of.items(), key=lambda item: (-len(item[0]) - max(lengths[i] for i in item[1]), item))
+    head = 0 if padded else in_common(min(rows_of, default=()), max(rows_of, default=()))
     batch: list[int] = []
     tokens = head
-    for shared, rows in groups:
-        own = len(shared) - head
-        if batch and max_tokens is not None and tokens + own + sum(lengths[i] for i in rows) > max_tokens:
+    for prompt, rows in groups:
+        own = 0 if padded else len(prompt) - head  # counted once, else with each row
+        sizes = {row: lengths[row] + padded * len(prompt) for row in rows}
+        if batch and max_tokens is not None and tokens + own + sum(sizes.values()) > max_tokens:
             yield batch
             batch, tokens = [], head
         tokens += own
-        for row in rows:
-            full = max_tokens is not None and tokens + lengths[row] > max_tokens
+        for row, size in sizes.items():
+            full = max_tokens is not None and tokens + size > max_tokens
             if batch and (full or len(batch) == max_rows):
                 yield batch
-                batch, tokens = [], len(shared)
+                batch, tokens = [], head + own
             batch.append(row)
-            tokens += lengths[row]
+            tokens += size
     if batch:
         yield batch

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT_BYTES = 2**31 - 1  # the most that mallopt takes
@@ -44,7 +45,8 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.dtype == weight.dtype == torch.float32
+        x.ndim >= 2
+        and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
         and x.numel() * len(weight) >= LEAST_PRODUCTS
         and onednn_is_faster()
@@ -63,6 +65,7 @@ class _Linear(torch.autograd.Function):
         return _onednn(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad

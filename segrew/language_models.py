@@ -62,7 +62,7 @@ def load_causal_lm(
         dtype: of the weights; default float32 on CPU without bfloat16 units, see `best_dtype`.
 
     Raises:
-        ValueError: there is no model under that name.
+        ValueError: there is no model under that name, or none with a trunk and a head that are known.
     """
     device = device or best_device()
     base = adapter_base(name_or_path)
@@ -88,8 +88,17 @@ def load_causal_lm(
             f"'{name_or_path}' is no whole language model: {', '.join(sorted(info['missing_keys']))} missing from the "
             "checkpoint, and random stand-ins would make its entropies noise."
         )
+    if trunk_of(model) is model:
+        raise ValueError(
+            f"'{name_or_path}' is a {type(model).__name__}, whose transformer and head cannot be told apart; take the "
+            "text-only model of its family."
+        )
+    from segrew.conversations import check_head  # which is built on this module
+
     fit_to_cpu(model)
-    return model.to(device).eval()
+    model.to(device).eval()
+    check_head(model)
+    return model
 
 
 def unused_pad_id(tokenizer: Any, stop_ids: tuple[int, ...]) -> int:

@@ -192,6 +192,8 @@ def _attend(
     """
     if segrew_rows is None:
         raise CannotPack("it passes no arguments of the caller's down to attention")
+    if attention_mask is not None:  # the registry makes none for this attention
+        raise CannotPack("it puts more into its masks than which token sees which")
     for name in _UNSERVED:
         if others.get(name) is not None:
             raise CannotPack(f"its attention uses {name}")
@@ -200,13 +202,13 @@ def _attend(
     if sliding_window is _ABSENT:
         sliding_window = None
         declared = getattr(getattr(module, "config", None), "sliding_window", None)
-        if declared is not None and declared < segrew_rows.longest:
+        if declared and declared < segrew_rows.longest:  # some write 0 for none
             raise CannotPack("it keeps its sliding window inside its masks")
     form = _form_for(query.device, min(query.shape[-1], value.shape[-1]))
     output = form(
-        query, key, value, segrew_rows, scaling=scaling, window=sliding_window, softcap=softcap, dropout=dropout
+        query, key, value, segrew_rows, scaling=scaling, window=sliding_window or None, softcap=softcap, dropout=dropout
     )
-    return output.transpose(1, 2), None
+    return output.transpose(1, 2).contiguous(), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)

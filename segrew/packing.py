@@ -93,12 +93,11 @@ def _split(path: list[Stretch], count: int) -> tuple[list[Stretch], list[Stretch
     return head, tail
 
 
-def padded_groups(sizes: list[int]) -> Iterator[list[int]]:
-    """Yield rows of similar length; a group, padded, holds no more tokens than all rows do without padding."""
-    order = sorted(range(len(sizes)), key=lambda row: -sizes[row])
+def padded_groups(sizes: list[int], most: int) -> Iterator[list[int]]:
+    """Yield rows of similar length; a group of several, padded, holds no more than `most` tokens."""
     group: list[int] = []
-    for row in order:
-        if group and (len(group) + 1) * sizes[group[0]] > sum(sizes):
+    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
+        if group and (len(group) + 1) * sizes[group[0]] > most:
             yield group
             group = []
         group.append(row)

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from segrew import feature_cache
-from segrew.conversations import TOKENS_PER_BATCH, Conversations, micro_batches, response_states, statistics_of_states
+from segrew.conversations import (
+    TOKENS_PER_BATCH,
+    Conversations,
+    in_rows,
+    micro_batches,
+    response_states,
+    statistics_of_states,
+)
 from segrew.language_models import model_fingerprint, trunk_of
 
 CHUNK_ROWS = 512
@@ -61,14 +68,13 @@ def _compute(
         part = conversations.select(rows)
         states = response_states(model, part)
         logprobs, entropy = statistics_of_states(model, states.before, part)
-        values = {"logprobs": logprobs, "entropy": entropy}
+        values = {"logprobs": logprobs.cpu()[part.mask], "entropy": entropy.cpu()[part.mask]}
         if with_states:
-            values["states"] = at = states.at
+            values["states"] = at = states.at.cpu()
             flat.setdefault("states", torch.zeros(int(offsets[-1]), at.shape[-1], dtype=at.dtype))
-        for k, row in enumerate(rows):
-            place = slice(int(offsets[row]), int(offsets[row + 1]))
-            for name, value in values.items():
-                flat[name][place] = value[k, : conversations.lengths[row]].cpu()
+        places = torch.cat([torch.arange(int(offsets[row]), int(offsets[row + 1])) for row in rows])
+        for name, value in values.items():
+            flat[name][places] = value
         advance(len(rows))
     return flat
 
@@ -128,9 +134,8 @@ def response_features(
                     feature_cache.store(key, flat, part.lengths, model=name, dtype=dtype.removeprefix("torch."))
             parts.append(flat)
     mask = conversations.mask
-    empty = torch.zeros(mask.shape)
     return ResponseFeatures(
-        logprobs=empty.masked_scatter(mask, torch.cat([part["logprobs"] for part in parts])),
-        entropy=empty.masked_scatter(mask, torch.cat([part["entropy"] for part in parts])),
+        logprobs=in_rows(torch.cat([part["logprobs"] for part in parts]), mask),
+        entropy=in_rows(torch.cat([part["entropy"] for part in parts]), mask),
         states=torch.cat([part["states"] for part in parts]) if with_states else None,
     )

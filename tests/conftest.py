@@ -207,7 +207,25 @@ FAMILIES = {
         {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 128}
         | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
     ),
-    # Their windows are in their masks alone, or they have sinks: rows longer than the window are padded.
+    "jetmoe": ("JetMoe", {"num_key_value_heads": 2, "kv_channels": 8, "num_local_experts": 2}),
+    "qwen2 moe": ("Qwen2Moe", {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}),
+    "phi3, longrope": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 6,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0, 1.0],
+                "long_factor": [1.0, 9.0],
+            },
+        },
+    ),
+    # Their windows are in their masks alone, or they have sinks or learned masks: such rows are padded.
+    "doge": ("Doge", {"head_dim": 4}),
+    # Their heads have a layer of their own.
+    "modernbert decoder": ("ModernBertDecoder", {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 64}),
+    "megatron bert": ("MegatronBert", {"is_decoder": True}),
     "phimoe, a short window": ("Phimoe", {"sliding_window": 4, "num_local_experts": 2}),
     "gpt_oss": ("GptOss", {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1} | KINDS),
 }

@@ -122,13 +122,13 @@ def _read(model: Any, rows: Conversations, upper: int, name: str) -> dict[str, T
         part = rows.select(batch)
         states, packed = packed_states(trunk, part.prompts, part.responses)
         lower.append(caught.pop().bfloat16())
-        before = torch.zeros(len(part), max(part.lengths), states.shape[1], dtype=states.dtype)
+        before = []
         for k, row in enumerate(batch):
             path, prompt = packed.paths[k], len(part.prompts[k])
             places[row] = [done + i for i in path]
             last[offsets[row] : offsets[row + 1]] = states[path[prompt:]].bfloat16()
-            before[k, : part.lengths[k]] = states[path[prompt - 1 : -1]]
-        found = statistics_of_states(model, before, part)
+            before.append(states[path[prompt - 1 : -1]])
+        found = statistics_of_states(model, torch.cat(before), part)
         for whole, some in zip((logprobs, entropy), found, strict=True):
             whole[batch, : some.shape[1]] = some
         done += len(states)

@@ -34,8 +34,8 @@ def test_b01_the_end_of_a_row_comes_from_lengths_not_from_ids(build_scorer, buil
     row = [10, 2, 11, 12, 2]
     rows = Conversations([row[:2], [5]], [row[2:], [9] * 8], torch.tensor([True, False]))  # a longer partner
     for layout in ("packed", "padded"):
-        states = response_states(scorer.model, rows, layout=layout).at
-        rewards = read_head(scorer.head, states).gather(1, segment_by_response(rows.mask).ends)
+        states = response_states(scorer.model, rows, layout=layout)
+        rewards = states.spread(read_head(scorer.head, states.at)).gather(1, segment_by_response(rows.mask).ends)
         assert rewards[0, 0].item() == pytest.approx(head_at(scorer, row, 4), abs=1e-5)
     wrong = [head_at(scorer, row, place) for place in (0, 3)]
     assert all(abs(rewards[0, 0].item() - value) > 1e-3 for value in wrong)
@@ -138,11 +138,11 @@ def test_response_mode_is_the_ordinary_reading_at_the_last_token(build_scorer):
 def test_response_mode_equals_a_last_token_head_bit_for_bit(build_scorer):
     scorer = build_scorer("response")
     rows = Conversations([[5, 6]] * 3, [[7, 8, 2], [9] * 9, [2]], torch.tensor([True, False, True]))
-    states = response_states(scorer.model, rows).at
-    found = at_units(
-        read_tokens(scorer.model, states, scorer.card), rows.ended, segment_by_response(rows.mask), scorer.card
-    )
-    expected = scorer.head(states)[torch.arange(3), torch.tensor([2, 8, 0])]  # of fewer rows it may round otherwise
+    states = response_states(scorer.model, rows)
+    outputs = states.spread(read_tokens(scorer.model, states.at, scorer.card))
+    found = at_units(outputs, rows.ended, segment_by_response(rows.mask), scorer.card)
+    ends = torch.arange(3), torch.tensor([2, 8, 0])
+    expected = states.spread(scorer.head(states.at))[ends]  # of fewer rows it may round otherwise
     assert torch.equal(found.rewards, expected) and torch.equal(found.scores, expected[:, 0])
 
 

@@ -59,6 +59,18 @@ def test_only_gradients_that_are_wanted_are_computed(anywhere, monkeypatch):
     assert shapes == [(3, 8), (3, 8)] and layer.weight.grad is None
 
 
+def test_a_vector_goes_the_usual_way_and_a_second_derivative_is_refused(anywhere, monkeypatch):
+    layer = nn.Linear(8, 8)
+    fit_to_cpu(layer)
+    shapes = counted(monkeypatch)
+    layer(torch.randn(8)).sum().backward()
+    assert shapes == []
+    x = torch.randn(3, 8, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_types_go_the_usual_way(anywhere, monkeypatch, dtype):
     shapes = counted(monkeypatch)

@@ -7,7 +7,7 @@ from torch.nn.functional import log_softmax
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from reward_models.checkpoints import config_of, load_classifier
-from segrew.conversations import Conversations, micro_batches, response_states, response_statistics
+from segrew.conversations import Conversations, micro_batches, response_states, response_statistics, runs_padded
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, trunk_of, unused_pad_id
 from segrew.packing import lay_out
 from segrew.run_directory import write_json
@@ -23,28 +23,30 @@ APART = Conversations(
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_states_do_not_depend_on_company_order_or_what_comes_after(build_family, layout):
     model = build_family("llama")
-    whole = response_states(model, ROWS, layout=layout)
+    states = response_states(model, ROWS, layout=layout)
+    before, at = states.spread(states.before), states.spread(states.at)
     for row in range(len(ROWS)):
         if not ROWS.responses[row]:
             continue
         alone = response_states(model, ROWS.select([row]), layout=layout)
         width = ROWS.lengths[row]
-        torch.testing.assert_close(whole.at[row, :width], alone.at[0], atol=1e-5, rtol=0)
-        torch.testing.assert_close(whole.before[row, :width], alone.before[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(at[row, :width], alone.at, atol=1e-5, rtol=0)
+        torch.testing.assert_close(before[row, :width], alone.before, atol=1e-5, rtol=0)
     order = [3, 1, 5, 0, 4, 2]
-    torch.testing.assert_close(
-        response_states(model, ROWS.select(order), layout=layout).at, whole.at[order], atol=1e-5, rtol=0
-    )
+    other = response_states(model, ROWS.select(order), layout=layout)
+    torch.testing.assert_close(other.spread(other.at), at[order], atol=1e-5, rtol=0)
     changed = Conversations(PROMPTS, [r[:2] + [33] * len(r[2:]) for r in RESPONSES], ROWS.ended)
     after = response_states(model, changed, layout=layout)
-    torch.testing.assert_close(after.at[:, :2], whole.at[:, :2], atol=1e-5, rtol=0)
+    torch.testing.assert_close(after.spread(after.at)[:, :2], at[:, :2], atol=1e-5, rtol=0)
 
 
 def test_padding_is_zero_and_a_batch_of_empty_responses_has_no_columns(build_family):
     model = build_family("llama")
     states = response_states(model, ROWS)
-    assert states.at[~ROWS.mask].abs().sum() == 0 == states.before[~ROWS.mask].abs().sum()
-    assert response_states(model, ROWS.select([4])).at.shape == (1, 0, 16)
+    assert states.spread(states.at).shape == (*ROWS.mask.shape, 16)
+    assert states.spread(states.at)[~ROWS.mask].abs().sum() == 0
+    empty = response_states(model, ROWS.select([4]))
+    assert empty.at.shape == (0, 16) and empty.spread(empty.at).shape == (1, 0, 16)
 
 
 def test_b02_an_empty_prompt_names_its_row(build_family):
@@ -157,6 +159,25 @@ def test_a_budget_in_tokens_counts_a_system_prompt_once():
     assert list(micro_batches(rows, 60, max_rows=2)) == [[0, 1], [2, 3]]
     assert list(micro_batches(rows, 8)) == [[0], [1], [2], [3]]
     assert len(lay_out(rows.prompts, rows.responses).ids) == 70
+    assert list(micro_batches(rows, 70, padded=True)) == [[0], [1], [2], [3]]  # 55 tokens each
+    assert list(micro_batches(rows, 110, padded=True)) == [[0, 1], [2, 3]]
+    assert list(micro_batches(rows, 200, padded=True)) == [[0, 1, 2], [3]]
+
+
+@pytest.mark.filterwarnings("ignore:.*padded rows")
+def test_a_padded_model_runs_no_more_tokens_at_once_than_the_budget_counts(build_family):
+    """Rows whose prompt counts once are run whole where the model cannot share it: one after another, then."""
+    model, prompt = build_family("gpt_oss"), [7] * 50
+    rows = Conversations([prompt] * 6, [[k] * 4 for k in range(3, 9)], torch.ones(6, dtype=torch.bool))
+    assert list(micro_batches(rows, 80)) == [[0, 1, 2, 3, 4, 5]] and not runs_padded(model)
+    seen: list[tuple[int, ...]] = []
+    trunk_of(model).register_forward_pre_hook(
+        lambda _, __, given: seen.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    states = response_states(model, rows)
+    assert seen[-6:] == [(1, 54)] * 6  # 74 tokens hold one row of 54, not two
+    assert len(states.flat) == 6 * 5  # and what nobody reads is not kept
+    assert runs_padded(model)
 
 
 def test_the_fingerprint_survives_loading_in_bfloat16_and_tells_weights_apart(tmp_path, small_sizes):
@@ -186,6 +207,13 @@ def test_a_classifier_has_the_fingerprint_of_its_trunk_alone(build_scorer_config
 def test_a_checkpoint_without_output_weights_is_no_segmenter(tmp_path, build_scorer_config):
     LlamaForSequenceClassification(build_scorer_config()).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"no whole language model: lm_head\.weight missing"):
+        load_causal_lm(str(tmp_path))
+
+
+def test_a_model_whose_trunk_has_no_name_of_its_own_is_refused(tmp_path, small_sizes):
+    config = transformers.Llama4TextConfig(**small_sizes | {"head_dim": 4, "num_local_experts": 2})
+    transformers.Llama4ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="Llama4ForCausalLM, whose transformer and head cannot be told apart"):
         load_causal_lm(str(tmp_path))
 
 

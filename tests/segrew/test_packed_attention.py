@@ -9,14 +9,14 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.functional import log_softmax
 
 from segrew import packed_attention
-from segrew.conversations import Conversations, response_states, response_statistics
-from segrew.language_models import trunk_of
+from segrew.conversations import Conversations, check_head, response_states, response_statistics
+from segrew.language_models import load_causal_lm, trunk_of
 from segrew.packed_attention import CannotPack, block_mask, mask_function, packed_states
 from segrew.packing import lay_out
 
 PACKED = [
     "llama", "qwen3", "qwen3, a sliding layer", "mistral", "mistral, a short window", "phi3", "phi3, a short window",
-    "gemma2", "gemma3", "gemma3, a short window", "gpt2",
+    "gemma2", "gemma3", "gemma3, a short window", "gpt2", "jetmoe", "qwen2 moe",
 ]  # fmt: skip
 ROWS = Conversations(
     [[5, 6, 7], [8, 9], [5, 6, 7], [10], [5, 6, 7], [8, 9], [21, 22, 23, 24, 25, 26]],
@@ -31,7 +31,7 @@ APART = Conversations(
 def padded_by_hand(model, rows: Conversations, side: str) -> tuple[torch.Tensor, torch.Tensor]:
     """States before and at response tokens from the stock model on rows padded on one side: the definition."""
     joined = [p + r for p, r in zip(rows.prompts, rows.responses, strict=True)]
-    width, t = max(map(len, joined)), max(rows.lengths)
+    width = max(map(len, joined))
     shift = [width - len(row) if side == "left" else 0 for row in joined]
     ids = torch.tensor([[0] * s + row + [0] * (width - s - len(row)) for s, row in zip(shift, joined, strict=True)])
     mask = torch.tensor([[s <= j < s + len(row) for j in range(width)] for s, row in zip(shift, joined, strict=True)])
@@ -42,16 +42,15 @@ def padded_by_hand(model, rows: Conversations, side: str) -> tuple[torch.Tensor,
     before, at = [], []
     for i, (prompt, response) in enumerate(zip(rows.prompts, rows.responses, strict=True)):
         first = shift[i] + len(prompt)
-        fill = states.new_zeros(t - len(response), states.shape[-1])
-        before.append(torch.cat([states[i, first - 1 : first - 1 + len(response)], fill]))
-        at.append(torch.cat([states[i, first : first + len(response)], fill]))
-    return torch.stack(before), torch.stack(at)
+        before.append(states[i, first - 1 : first - 1 + len(response)])
+        at.append(states[i, first : first + len(response)])
+    return torch.cat(before), torch.cat(at)
 
 
-def with_gradients(model, rows, before, at):
+def with_gradients(model, before, at):
     """The states, and the gradients of a loss that weighs each of their numbers differently."""
     model.zero_grad()
-    weights = torch.randn(2, len(rows), max(rows.lengths), 16, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(2, *before.shape, generator=torch.Generator().manual_seed(1))
     (before * weights[0] + at * weights[1]).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     assert len(gradients) > 10
@@ -70,20 +69,20 @@ def assert_alike(found, expected):
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_and_padded_states_and_gradients_equal_the_stock_model_s(build_family, name, rows):
     model = build_family(name)
-    expected = with_gradients(model, rows, *padded_by_hand(model, rows, "right"))
+    expected = with_gradients(model, *padded_by_hand(model, rows, "right"))
     assert expected[1].abs().max() > 0.1
     left = padded_by_hand(model, rows, "left")
     torch.testing.assert_close(left[1].detach(), expected[1], atol=1e-5, rtol=1e-5)
     for layout in ("packed", "padded", "padded_left"):
         states = response_states(model, rows, layout=layout)
-        assert_alike(with_gradients(model, rows, states.before, states.at), expected)
+        assert_alike(with_gradients(model, states.before, states.at), expected)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mistral, a short window"])
 def test_layers_recomputed_in_the_backward_pass_are_packed_there_too(build_family, name, reentrant):
     model = build_family(name)
-    expected = with_gradients(model, ROWS, *padded_by_hand(model, ROWS, "right"))
+    expected = with_gradients(model, *padded_by_hand(model, ROWS, "right"))
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": reentrant})
     stock = trunk_of(model).config._attn_implementation
@@ -91,11 +90,11 @@ def test_layers_recomputed_in_the_backward_pass_are_packed_there_too(build_famil
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_attention, "_by_blocks", lambda *a, **k: calls.append(0) or attend(*a, **k))
         states = response_states(model.train(), ROWS, layout="packed")
-        found = with_gradients(model, ROWS, states.before, states.at)
+        found = with_gradients(model, states.before, states.at)
     assert len(calls) == 4  # two layers, each run and run again
     assert_alike(found, expected)
     assert trunk_of(model).config._attn_implementation == stock
-    again = with_gradients(model, ROWS, *padded_by_hand(model, ROWS, "right"))  # and the stock pass is itself again
+    again = with_gradients(model, *padded_by_hand(model, ROWS, "right"))  # and the stock pass is itself again
     assert_alike(again, expected)
 
 
@@ -113,11 +112,35 @@ def test_packed_log_probabilities_equal_the_stock_model_s(build_family, name):
             torch.testing.assert_close(entropy[row, : len(response)].double(), spread, atol=1e-5, rtol=1e-5)
 
 
+def test_float64_is_kept(build_family):
+    logprobs, entropy = response_statistics(build_family("llama").double(), ROWS)
+    assert logprobs.dtype == entropy.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_heads_of_these_families_are_known_in_every_precision(build_family, name):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        check_head(build_family(name).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:.*padded rows")
+@pytest.mark.parametrize("name", ["modernbert decoder", "megatron bert"])
+def test_a_head_of_more_than_its_matrix_is_refused(build_family, name, tmp_path):
+    build_family(name).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="other log-probabilities than its own logits"):
+        load_causal_lm(str(tmp_path), dtype=torch.float32)
+
+
 # -- models that cannot ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "name, reason", [("phimoe, a short window", "sliding window inside its masks"), ("gpt_oss", "uses s_aux")]
+    "name, reason",
+    [
+        ("phimoe, a short window", "sliding window inside its masks"),
+        ("gpt_oss", "uses s_aux"),
+        ("doge", "more into its masks"),
+    ],
 )
 def test_a_model_that_cannot_be_packed_says_so_once_and_is_padded_and_right(build_family, name, reason):
     model = build_family(name)
@@ -139,6 +162,19 @@ def test_rows_within_a_window_that_only_masks_know_are_packed(build_family):
     rows = Conversations([[5, 6], [5, 6]], [[7, 8], [9]], torch.tensor([False, False]))
     states = response_states(model, rows, layout="packed")
     torch.testing.assert_close(states.at, padded_by_hand(model, rows, "right")[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_rows_short_and_long_for_longrope_do_not_share_a_pass(build_family, layout):
+    """It turns all positions of a pass by the longest row's length, so that a row would depend on its company."""
+    model = build_family("phi3, longrope")
+    for rows in (ROWS, APART):
+        states = response_states(model, rows, layout=layout)
+        alone = [response_states(model, rows.select([row])) for row in range(len(rows))]
+        torch.testing.assert_close(states.at, torch.cat([one.at for one in alone]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(states.before, torch.cat([one.before for one in alone]), atol=1e-5, rtol=1e-5)
+    short, long = packed_states(trunk_of(model), [[5]], [[6]])[0], packed_states(trunk_of(model), [[5]], [[6] * 9])[0]
+    assert (short[:2] - long[:2]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

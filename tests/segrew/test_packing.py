@@ -53,13 +53,13 @@ def test_filling_up_adds_a_row_that_changes_nothing_before_it():
 
 @pytest.mark.parametrize("sizes", [[3], [4, 4, 4], [1, 90, 2, 80, 3], [7, 1, 1, 1, 1, 1, 1], list(range(1, 40))])
 def test_padded_groups_hold_each_row_once_and_no_more_than_all_rows_unpadded(sizes):
-    groups = list(padded_groups(sizes))
+    groups = list(padded_groups(sizes, sum(sizes)))
     assert sorted(row for group in groups for row in group) == list(range(len(sizes)))
     for group in groups:
         assert len(group) * max(sizes[row] for row in group) <= sum(sizes)
     ordered = [sizes[row] for group in groups for row in group]
     assert ordered == sorted(sizes, reverse=True)
-    assert len(list(padded_groups([4, 4, 4]))) == 1
+    assert [len(list(padded_groups([4, 4, 4], most))) for most in (12, 11, 8, 7, 1)] == [1, 2, 2, 3, 3]
 
 
 def test_random_layouts_hold_every_row_in_order():

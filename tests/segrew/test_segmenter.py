@@ -49,7 +49,7 @@ def test_features_are_those_of_each_row_alone(model, monkeypatch, max_tokens, ch
         alone = ROWS.select([row])
         with torch.no_grad():
             logprobs, entropy = response_statistics(model, alone)
-            states = response_states(model, alone).at[0]
+            states = response_states(model, alone).at
         torch.testing.assert_close(found.entropy[row, :length], entropy[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found.logprobs[row, :length], logprobs[0], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(found.states[flat : flat + length], states, atol=1e-5, rtol=1e-5)
