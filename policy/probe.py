@@ -64,11 +64,11 @@ def rule_of(name: str, settings: RuleSettings) -> SegmentationConfig:
 def run_probe(config: PPOConfig, settings: ProbeConfig, console: Console, options: DataOptions | None = None) -> Path:
     """Compare granularities and write probe.json and probe.png."""
     rules = {name: rule_of(name, config) for name in settings.granularities}
-    answers, rows = config.rollout_batch_size, config.per_device_train_batch_size
-    if answers <= rows:
+    answers, at_once = config.rollout_batch_size, config.per_device_train_batch_size
+    if answers <= at_once:
         raise ValueError(
-            f"--rollout_batch_size {answers}: answers of one micro-batch (--per_device_train_batch_size {rows}) show "
-            f"no gradient noise, the variance between micro-batches; set it to {ENOUGH * rows} or more."
+            f"--rollout_batch_size {answers}: one micro-batch (--per_device_train_batch_size {at_once}) shows no "
+            f"gradient noise, the variance between micro-batches; set it to {ENOUGH * at_once} or more."
         )
     run, _ = open_run(replace(config, total_steps=config.critic_warmup_steps), options, command="probe")
     for step in range(1, config.critic_warmup_steps + 1):

@@ -81,7 +81,7 @@ def test_the_recommendation_says_how_sure_it_is():
 
 def test_answers_of_one_micro_batch_are_refused_before_a_model_loads(settings, monkeypatch):
     monkeypatch.setattr("policy.probe.open_run", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(ValueError, match=r"--rollout_batch_size 6: answers of one micro-batch .* set it to 64"):
+    with pytest.raises(ValueError, match=r"--rollout_batch_size 6: one micro-batch .* set it to 64"):
         run_probe(settings(per_device_train_batch_size=8), ProbeConfig(), Console(file=io.StringIO()))
 
 
