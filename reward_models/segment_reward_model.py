@@ -104,7 +104,7 @@ class SegmentRewardModel:
         model = load_classifier(path, dtype=dtype).to(device).eval()
         if (path / NORMALIZER_FILE).exists():
             normalizer = LocationNormalizer.load(path / NORMALIZER_FILE)
-        return cls(model, chat, card, normalizer, segmenter)
+        return cls(model, chat, card.within(model), normalizer, segmenter)
 
     def save_pretrained(self, directory: str | Path, *, merge: bool = True) -> None:
         """Write a directory that plain `AutoModelForSequenceClassification` loads.

@@ -28,7 +28,7 @@ from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.cpu import fit_to_cpu
 from segrew.data_options import DataOptions
-from segrew.language_models import load_tokenizer
+from segrew.language_models import load_tokenizer, require_context
 from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
@@ -257,6 +257,7 @@ def train_reward_model(
     loaded = load_pairs(config, options, args.seed, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
+    require_context(model, config.max_length, config.model_name_or_path)
     with args.main_process_first(desc="reading the segmenter"):  # the others find its entropies in the cache
         prepared = prepare(config, args, chat, loaded, console)
     if first:

@@ -324,3 +324,9 @@ def test_liger_kernels_reach_the_layers_and_the_trainer_adds_no_loss_of_a_langua
     assert given[0] == "checked" and "by the Trainer" not in given
     (((model, segmenter), kernels),) = (one for one in given if one != "checked")
     assert kernels is None and hasattr(model, "score") and hasattr(segmenter, "lm_head")
+
+
+def test_a_length_beyond_the_context_is_refused_before_training(tmp_path, train):
+    with pytest.raises(ValueError, match=r"--max_length 1025: the context of .* has 1024 tokens"):
+        train(tmp_path / "a", max_length=1025)
+    assert not (tmp_path / "a").exists()
