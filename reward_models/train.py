@@ -247,6 +247,11 @@ def train_reward_model(
         raise ValueError(
             "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
         )
+    if config.tune != "head" and args.num_train_epochs <= 0 and args.max_steps <= 0:
+        raise ValueError(
+            f"--num_train_epochs {args.num_train_epochs:g}: trains nothing, so the head would stay random; set more "
+            "than 0, or --max_steps."
+        )
     checkpoint = None if config.tune == "head" else _checkpoint_of(config, args, options)
     if unread := unread_flags(config, args):
         names = ", ".join(f"--{name}" for name in unread)
