@@ -17,9 +17,11 @@ from rich.console import Console
 from torch import nn
 from transformers import get_scheduler
 
+from policy.backbone import keeps_adapter
 from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, load_policy, save_checkpoint
 from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.monitors import best_of
+from policy.ppo_checks import unread_flags
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
 from policy.reward_sources import ModelReward, load_evaluators, load_sources, models_of
@@ -103,6 +105,8 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     directory, claim = RunDirectory(config.output_dir), _claim(config, options, command, checkpoint)
     if processes.is_main():
         directory.check(**claim)
+    for text in unread_flags(config, keeps_adapter=keeps_adapter(config)):
+        warnings.warn(text, stacklevel=2)
     loaded = _load(config, options)
     if processes.is_main():
         print_memory(estimate_memory(config), console)

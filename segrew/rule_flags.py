@@ -1,9 +1,8 @@
 """The flags of segmentation rules, once for every command that takes a rule."""
 
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
-from segrew.config import arg
+from segrew.config import arg, given
 from segrew.segmentation import RULES, Compat, Rule, SegmentationConfig, WhenExhausted
 
 _ENTROPY_THRESHOLDS = ("threshold", "quantile", "target_length")
@@ -50,15 +49,13 @@ class RuleSettings:
             ValueError: naming the flag and the rules.
         """
         flags = {field.name: field.name for field in fields(RuleSettings)} | (names or {})
-        defaults = {field.name: _default(field) for field in fields(self)}
         read = set().union(*(rule.reads for rule in rules))
-        for flag, setting in flags.items():
-            value = getattr(self, flag)
-            if value != defaults[flag] and setting not in read:
+        for flag in given(flags, self):
+            if (setting := flags[flag]) not in read:
                 used = " and ".join(dict.fromkeys(f"rule {rule.rule}" for rule in rules)) or "the model's own rule"
                 raise ValueError(
-                    f"--{flag} {value}: {used} does not read it; leave it out, or choose a rule that does "
-                    f"({', '.join(_readers(setting))})."
+                    f"--{flag} {getattr(self, flag)}: {used} does not read it; leave it out, or choose a rule that "
+                    f"does ({', '.join(_readers(setting))})."
                 )
 
 
@@ -83,10 +80,6 @@ class RuleFlags(RuleSettings):
         )
         self.refuse_unread([rule], dict.fromkeys(_ENTROPY_THRESHOLDS, "threshold"))
         return replace(rule, compat=self.compat)
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _readers(setting: str) -> list[str]:
