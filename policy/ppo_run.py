@@ -24,6 +24,7 @@ from policy.monitors import best_of
 from policy.ppo_checks import unread_flags
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
+from policy.reward_functions import FunctionReward
 from policy.reward_sources import ModelReward, load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
 from policy.room import check_room
@@ -127,6 +128,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     kept, ids, _ = encoded["training"]
     optimizer, scheduler = _optimizer(roles, config)
     _check_answers(config, roles, sources, encoded)
+    _check_columns({"training": sources, "evaluation": [*sources, *evaluators]}, encoded)
     if processes.is_main():
         RunDirectory.create(config.output_dir, **claim)
         _record(directory.path, loaded, encoded, console)
@@ -213,6 +215,14 @@ def _check_answers(config: PPOConfig, roles: Roles, sources: list[RewardSource],
     check_room(roles.policy.model, needed, name="the policy", remedy=remedy)
     for path, model in models_of([source for source in sources if isinstance(source, ModelReward)]).items():
         check_room(model, needed, name=f"the reward model {path}", remedy=remedy)
+
+
+def _check_columns(sources: dict[str, list[RewardSource]], encoded: dict[str, Encoded]) -> None:
+    """Refuse prompts without a column that a reward function needs."""
+    for role, (prompts, _, _) in encoded.items():
+        for source in sources[role]:
+            if isinstance(source, FunctionReward):
+                source.require_columns(prompts)
 
 
 def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:
