@@ -1,5 +1,6 @@
 """The flags of segmentation rules, once for every command that takes a rule."""
 
+import re
 from dataclasses import dataclass, fields, replace
 
 from segrew.config import arg, given
@@ -24,7 +25,13 @@ class RuleSettings:
     max_code_tokens: int = arg(10, help="Most tokens of a statement or expression, for the rule python_ast.")
 
     def rule_named(self, rule: str, **threshold: float | None) -> SegmentationConfig:
-        """Return a rule with these settings."""
+        """Return a rule with these settings.
+
+        Raises:
+            ValueError: one is out of range, or the language is no code; the splitter would cut by another one's rules.
+        """
+        if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", self.language):
+            raise ValueError(f"--language {self.language}: expected an ISO 639 code in lower case, such as en or de.")
         return SegmentationConfig(
             rule=rule,  # type: ignore[arg-type]
             n=self.n,

@@ -301,11 +301,11 @@ def test_an_output_directory_with_another_run_is_left_alone(settings):
 
 def test_what_is_refused_leaves_no_trace(settings, tmp_path):
     """A bad pairing of models is refused before the directory is claimed or the run in it replaced."""
-    with pytest.raises(ValueError, match="segrew calibrate"):
+    with pytest.raises(ValueError, match="--reward_rule null"):
         train_policy(settings(reward_rule="token"))
     assert not (tmp_path / "run").exists()
     path = train_policy(settings(total_steps=1))
-    with pytest.raises(ValueError, match="segrew calibrate"):
+    with pytest.raises(ValueError, match="--reward_rule null"):
         train_policy(settings(reward_rule="token", overwrite_output_dir=True))
     assert len(lines(path, "metrics.jsonl")) == 1
     with pytest.raises(ValueError, match="no reward-model directory"):
