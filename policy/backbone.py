@@ -63,7 +63,7 @@ def load_start(config: PPOConfig, device: torch.device) -> tuple[nn.Module, nn.M
         LoRA goes on training an adapter: then the start is a view of its base.
     """
     name, options = config.model_name_or_path, {"dtype": torch.float32, "device": device}
-    source = adapter_base(name) if config.use_peft and _can_go_on(name) else None
+    source = adapter_base(name) if keeps_adapter(config) else None
     merged = load_causal_lm(name, **options).requires_grad_(False)  # type: ignore[arg-type]
     fingerprint = model_fingerprint(merged)
     if source is None:
@@ -73,9 +73,10 @@ def load_start(config: PPOConfig, device: torch.device) -> tuple[nn.Module, nn.M
     return base, with_adapter(base, name, learns=False), fingerprint
 
 
-def _can_go_on(name: str) -> bool:
-    """Whether a directory holds a LoRA adapter below the embeddings and the head, and nothing else."""
-    if adapter_base(name) is None:
+def keeps_adapter(config: PPOConfig) -> bool:
+    """Whether the start is a LoRA adapter below the embeddings and the head, and nothing else, that is trained on."""
+    name = config.model_name_or_path
+    if not config.use_peft or adapter_base(name) is None:
         return False
     adapter = read_json(Path(name) / "adapter_config.json")
     targets = adapter["target_modules"]

@@ -40,10 +40,10 @@ def find_checkpoint(config: PPOConfig, options: DataOptions) -> Path | None:
         return None
     run = Path(config.output_dir)
     if wanted in ("latest", "true", "True"):
-        found = sorted(run.glob("checkpoint-*"), key=_step_of)
-        if not found:
+        latest = latest_checkpoint(run)
+        if latest is None:
             raise ValueError(f"--resume_from_checkpoint {wanted}: {run} holds no checkpoint; run without it.")
-        path = found[-1]
+        path = latest
     else:
         path = Path(wanted)
     if not (path / STATE_FILE).is_file():
@@ -56,6 +56,11 @@ def find_checkpoint(config: PPOConfig, options: DataOptions) -> Path | None:
             "name that run's directory, or a new one."
         )
     return path
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """Return the newest checkpoint of a run; None if it has none."""
+    return max(run.glob("checkpoint-*"), key=_step_of, default=None)
 
 
 def _step_of(path: Path) -> int:

@@ -9,6 +9,8 @@ from policy.roles import check_same_tokens, check_vocabulary
 from policy.rollout import Sampling
 from policy.room import check_room
 from reward_models import SegmentRewardModel
+from reward_models.card import CARD_FILE, RewardModelCard
+from reward_models.checkpoints import find_checkpoint
 from reward_models.score import Answer
 from segrew.chat import ChatFormat
 from segrew.language_models import context_length
@@ -86,12 +88,22 @@ def context(subject: Subject, chat: ChatFormat, answers: list[Answer], config: D
 def training_length(reward_model: SegmentRewardModel, answers: list[Answer], config: DoctorConfig) -> Finding:
     """The same fits into what the reward model was trained on, past which `segrew score` cuts."""
     most = max(len(reward_model.chat.prompt_ids(a.prompt, a.template)) for a in answers) + config.max_new_tokens
+    positions, given = context_length(reward_model.model), _max_length(config)
+    if positions is not None and given is not None and given > positions:
+        remedy = f'Write "max_length": {positions} into {CARD_FILE}; until then longer rows are cut to that.'
+        return Finding("fault", f"max_length {given} of {positions} positions", given, remedy)
     limit = config.max_length or reward_model.card.max_length
     measured = f"{most} of {limit} tokens"
     if most <= limit:
         return Finding("ok", measured, most)
     remedy = f"Lower --max_new_tokens {config.max_new_tokens}, or train the reward model with --max_length {most}."
     return Finding("warning", measured, most, remedy)
+
+
+def _max_length(config: DoctorConfig) -> int | None:
+    """What the reward model's own file says; None for a checkpoint of another program."""
+    path = find_checkpoint(str(config.reward_model))
+    return RewardModelCard.load(path).max_length if (path / CARD_FILE).is_file() else None
 
 
 def stop_settings(model: nn.Module, chat: ChatFormat) -> Finding:

@@ -56,7 +56,7 @@ class GradientNoise:
         self.shares.append(share.clamp(min=torch.finfo(torch.float32).tiny))
         self.total = total
 
-    def relative_variance(self) -> Float[Tensor, ""]:
-        """Mean over mini-batches of at least two micro-batches; 0 if there was none."""
+    def metrics(self) -> dict[str, Tensor]:
+        """Mean over mini-batches of at least two micro-batches; {} if there was none: one says nothing of variance."""
         self.begin()
-        return torch.stack(self.found).mean() if self.found else torch.zeros(())
+        return {"gradient/relative_variance": torch.stack(self.found).mean()} if self.found else {}

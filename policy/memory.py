@@ -35,7 +35,9 @@ def estimate_memory(config: PPOConfig) -> dict[str, int]:
     trained = _adapter_size(model, config.lora_r) if config.use_peft else weights
     critics = int(config.advantage_estimator == "gae")
     own_trunk = critics and not (config.use_peft and config.critic_init == "sft")
-    copies = {"policy": weights * FLOAT32, "critic": own_trunk * weights * FLOAT32}
+    copies = {"policy": weights * FLOAT32}
+    if critics:
+        copies["critic"] = own_trunk * weights * FLOAT32
     rewarding = (config.reward_model_path, *config.extra_reward_models, *config.eval_reward_models)
     if not config.use_peft:
         copies["reference"] = weights * FLOAT32

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
+from policy.checkpoint import latest_checkpoint
 from policy.experience import densify
 from policy.held_out import evaluate, should_stop
 from policy.kl_control import adapted_coefficient
@@ -155,6 +156,10 @@ def sample(run: Run, positions: list[int], generator: torch.Generator) -> Rollou
 def main(argv: list[str], command: str = "ppo", defaults: dict[str, Any] | None = None) -> None:
     """Run `segrew ppo`, or the command that is PPO with other defaults."""
     config, options = parse(command, (PPOConfig, DataOptions), argv, defaults=defaults)
-    path = train_policy(config, options, command)
+    try:
+        path = train_policy(config, options, command)
+    except KeyboardInterrupt:
+        kept = latest_checkpoint(Path(config.output_dir))
+        raise KeyboardInterrupt(f"{kept} is kept; --resume_from_checkpoint latest goes on." if kept else "") from None
     if processes.is_main():
         Console(stderr=True).print(f"The policy is in {path}; `segrew report --run_dirs {path}` shows what it learned.")

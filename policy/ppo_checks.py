@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from segrew.config import given
 from segrew.liger import check_liger_kernel
 
 if TYPE_CHECKING:
@@ -18,6 +19,35 @@ NOT_NEGATIVE = (
 POSITIVE = (
     "cliprange", "cliprange_high", "cliprange_value", "reward_clip", "max_grad_norm", "kl_target", "target_kl",
 )  # fmt: skip
+
+# What one value of another setting alone reads.
+OF_CRITIC = (
+    "vf_coef", "lam", "lambda_scale", "value_scheme", "critic_learning_rate", "critic_target", "critic_init",
+    "cliprange_value",
+)  # fmt: skip
+OF_LORA, OF_ADAPTIVE, OF_COSINE = (
+    ("lora_r", "lora_alpha", "lora_target_modules"),
+    ("kl_target", "kl_horizon"),
+    ("min_lr_rate",),
+)
+
+
+def unread_flags(config: "PPOConfig", *, keeps_adapter: bool) -> list[str]:
+    """Say which settings were given and have no effect.
+
+    Args:
+        keeps_adapter: the adapter to start from is trained on.
+    """
+    estimator, schedule = config.advantage_estimator, config.lr_scheduler_type
+    reasons = [
+        (estimator != "gae", f"--advantage_estimator {estimator}, which has no critic", OF_CRITIC),
+        (config.kl_controller == "fixed", "--kl_controller fixed", OF_ADAPTIVE),
+        (not config.use_peft, "--use_peft false", OF_LORA),
+        (keeps_adapter, "an adapter to start from, which keeps its own", OF_LORA),
+        (schedule != "cosine_with_min_lr", f"--lr_scheduler_type {schedule}", OF_COSINE),
+    ]
+    found = [(given(names, config), why) for applies, why, names in reasons if applies]
+    return [f"{', '.join(f'--{name}' for name in names)}: without effect with {why}." for names, why in found if names]
 
 
 def check_settings(config: "PPOConfig") -> None:

@@ -17,11 +17,14 @@ from rich.console import Console
 from torch import nn
 from transformers import get_scheduler
 
+from policy.backbone import keeps_adapter
 from policy.checkpoint import find_checkpoint, forget_later_steps, load_checkpoint, load_policy, save_checkpoint
 from policy.memory import count_by_role, estimate_memory, print_memory, print_roles
 from policy.monitors import best_of
+from policy.ppo_checks import unread_flags
 from policy.ppo_config import PPOConfig
 from policy.readings import RewardSource
+from policy.reward_functions import FunctionReward
 from policy.reward_sources import ModelReward, load_evaluators, load_sources, models_of
 from policy.roles import Roles, load_roles
 from policy.room import check_room
@@ -103,6 +106,8 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     directory, claim = RunDirectory(config.output_dir), _claim(config, options, command, checkpoint)
     if processes.is_main():
         directory.check(**claim)
+    for text in unread_flags(config, keeps_adapter=keeps_adapter(config)):
+        warnings.warn(text, stacklevel=2)
     loaded = _load(config, options)
     if processes.is_main():
         print_memory(estimate_memory(config), console)
@@ -123,6 +128,7 @@ def open_run(config: PPOConfig, options: DataOptions | None = None, command: str
     kept, ids, _ = encoded["training"]
     optimizer, scheduler = _optimizer(roles, config)
     _check_answers(config, roles, sources, encoded)
+    _check_columns({"training": sources, "evaluation": [*sources, *evaluators]}, encoded)
     if processes.is_main():
         RunDirectory.create(config.output_dir, **claim)
         _record(directory.path, loaded, encoded, console)
@@ -209,6 +215,14 @@ def _check_answers(config: PPOConfig, roles: Roles, sources: list[RewardSource],
     check_room(roles.policy.model, needed, name="the policy", remedy=remedy)
     for path, model in models_of([source for source in sources if isinstance(source, ModelReward)]).items():
         check_room(model, needed, name=f"the reward model {path}", remedy=remedy)
+
+
+def _check_columns(sources: dict[str, list[RewardSource]], encoded: dict[str, Encoded]) -> None:
+    """Refuse prompts without a column that a reward function needs."""
+    for role, (prompts, _, _) in encoded.items():
+        for source in sources[role]:
+            if isinstance(source, FunctionReward):
+                source.require_columns(prompts)
 
 
 def _record(directory: Path, loaded: dict[str, LoadedPrompts], encoded: dict[str, Encoded], console: Console) -> None:

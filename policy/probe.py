@@ -20,7 +20,7 @@ from policy.minibatches import micro_batches_of
 from policy.ppo import collect, positions_of, train_step
 from policy.ppo_config import PPOConfig
 from policy.ppo_run import Run, open_run
-from policy.probe_report import draw, recommend
+from policy.probe_report import ENOUGH, draw, recommend
 from policy.rollout import Rollout
 from policy.update import surrogate
 from segrew import processes
@@ -64,6 +64,12 @@ def rule_of(name: str, settings: RuleSettings) -> SegmentationConfig:
 def run_probe(config: PPOConfig, settings: ProbeConfig, console: Console, options: DataOptions | None = None) -> Path:
     """Compare granularities and write probe.json and probe.png."""
     rules = {name: rule_of(name, config) for name in settings.granularities}
+    answers, at_once = config.rollout_batch_size, config.per_device_train_batch_size
+    if answers <= at_once:
+        raise ValueError(
+            f"--rollout_batch_size {answers}: one micro-batch (--per_device_train_batch_size {at_once}) shows no "
+            f"gradient noise, the variance between micro-batches; set it to {ENOUGH * at_once} or more."
+        )
     run, _ = open_run(replace(config, total_steps=config.critic_warmup_steps), options, command="probe")
     for step in range(1, config.critic_warmup_steps + 1):
         train_step(run, step)
@@ -73,7 +79,7 @@ def run_probe(config: PPOConfig, settings: ProbeConfig, console: Console, option
     rows = [describe(name, experiences[name], gradients[name], shares, config.seed) for name in settings.granularities]
     if not processes.is_main():
         return run.directory.path
-    result = {"granularities": rows, "recommendation": recommend(rows), "answers": len(rollout.texts)}
+    result = {"granularities": rows, "recommendation": recommend(rows, len(shares)), "answers": len(rollout.texts)}
     run.directory.write_json("probe.json", result)
     draw(rows, run.directory.path / "probe.png")
     console.print(table_of(rows))

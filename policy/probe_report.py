@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 SURE = 0.9
+ENOUGH = 8  # micro-batches; resamples of fewer are too much alike to show how unsure the winner is
 
 
 def wins(rows: list[dict[str, Any]]) -> list[float]:
@@ -16,19 +17,21 @@ def wins(rows: list[dict[str, Any]]) -> list[float]:
     return [(best == i).double().mean().item() for i in range(len(rows))]
 
 
-def recommend(rows: list[dict[str, Any]]) -> str:
+def recommend(rows: list[dict[str, Any]], micro_batches: int) -> str:
     """Say which granularity to train with, or that these rollouts do not tell."""
     shares = wins(rows)
     least = min(rows, key=lambda row: row["gradient_noise"])
     share = shares[rows.index(least)]
     found = (
         f"{least['rule']} has the least gradient noise ({least['gradient_noise']:.3g}; the lowest in {share:.0%} of "
-        f"{len(least['draws'])} resamples of the micro-batches)"
+        f"{len(least['draws'])} resamples of the {micro_batches} micro-batches)"
     )
     caution = (
         "Less noise is not more learning: long actions credit their tokens alike, and the same lambda reaches "
         "further over fewer steps (compare with --lambda_scale token)."
     )
+    if micro_batches < ENOUGH:
+        return f"{found}; that is not clear from fewer than {ENOUGH} micro-batches: more answers would tell. {caution}"
     if share >= SURE:
         return f"{found}: try --action_rule for {least['rule']}. {caution}"
     rivals = [row["rule"] for row, s in zip(rows, shares, strict=True) if s >= 0.05 and row is not least]

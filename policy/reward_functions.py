@@ -3,7 +3,7 @@
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -18,6 +18,7 @@ from policy.code_rewards import CodeExecution, code_rewards
 from policy.readings import Answered, Reading, Units
 from policy.reward_shaping import Interpolation
 from segrew.chat import ChatFormat
+from segrew.prompts import Prompt
 from segrew.segmentation import Segmentation, segment_by_response, segment_by_token
 
 OWN_COLUMNS = ("prompts", "completions", "segments", "completion_ids")
@@ -98,14 +99,33 @@ class FunctionReward:
         rewards = rewards.to(segmentation.ids.device)
         return Reading(self.name, segmentation, rewards, rewards, rewards.sum(1), how)
 
+    def require_columns(self, prompts: Sequence[Prompt]) -> None:
+        """Refuse data that lack a column which the function cannot do without.
+
+        Raises:
+            ValueError: naming it, and those that there are.
+        """
+        there = list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
+        taken = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        needed = [p.name for p in self._parameters if p.default is p.empty and p.kind in taken]
+        missing = [name for name in needed if name not in (*OWN_COLUMNS, *there)]
+        if missing:
+            raise ValueError(
+                f"{self.name} needs the column '{missing[0]}', which the data lack (there are: "
+                f"{', '.join(there) or 'none besides the prompt'}); add it, or give the parameter a default."
+            )
+
+    @property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())
+
     def _columns(self, answered: Answered, units: Segmentation) -> dict[str, Any]:
         names = list(dict.fromkeys(name for prompt in answered.prompts for name in prompt.columns))
         taken = [name for name in names if name in OWN_COLUMNS]
         if taken:
             raise ValueError(f"the data has a column '{taken[0]}', a name that reward functions get from the run.")
-        parameters = inspect.signature(self.function).parameters.values()
-        everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-        wanted = {p.name for p in parameters}
+        everything = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
+        wanted = {p.name for p in self._parameters}
         columns: dict[str, Any] = {}
         for name in names:
             if everything or name in wanted:

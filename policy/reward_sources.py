@@ -132,12 +132,12 @@ def read_rewards(
         readings.append(reading)
     bad = torch.stack([reading.bad for reading in readings]).any(0)
     if not skip_bad:
-        for reading in readings:
-            refuse_non_finite(reading, answered.texts)
+        for source, reading in zip(sources, readings, strict=True):
+            refuse_non_finite(reading, answered.texts, of_function=isinstance(source, FunctionReward))
     return Scores(tuple(r.without(bad) for r in readings), tuple(weights or [1.0] * len(sources)), bad)
 
 
-def refuse_non_finite(reading: Reading, texts: list[str]) -> None:
+def refuse_non_finite(reading: Reading, texts: list[str], *, of_function: bool = False) -> None:
     """Stop before a bad reward poisons the mean, the whitening and then the weights.
 
     Raises:
@@ -147,8 +147,11 @@ def refuse_non_finite(reading: Reading, texts: list[str]) -> None:
         row = int(reading.bad.nonzero()[0])
         values = reading.rewards[row]
         unit = int((~values.isfinite()).nonzero()[0]) if not values.isfinite().all() else 0
+        look = (
+            "return a number there" if of_function else "`segrew score` shows what the reward model says of that text"
+        )
         raise ValueError(
             f"{reading.source} gave the reward {values[unit].item()} to unit {unit} of sample {row} of this step "
-            f"({texts[row][:60]!r}); nothing was updated. `segrew score` shows what a reward model says of that text; "
-            "--skip_bad_rows true leaves such answers out and counts them."
+            f"({texts[row][:60]!r}); nothing was updated; {look}, or pass "
+            "--skip_bad_rows true to leave such answers out and count them."
         )

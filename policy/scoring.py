@@ -10,6 +10,7 @@ from policy.ppo_config import PPOConfig
 from policy.readings import Units
 from policy.roles import Roles
 from reward_models import LocationNormalizer, SegmentRewardModel
+from reward_models.normalizer_parameters import NEXT
 from segrew import processes
 from segrew.conversations import Conversations
 from segrew.segmentation import Segmentation, SegmentationConfig, segment
@@ -115,10 +116,23 @@ def normalizer_of(
         read_position=reward_model.read_position,
     )
     label = rule.label if cut_by == own else f"{rule.label} of the first reward model's segmenter"
-    normalizer.require(fingerprint, rule=label, source=f"{path}/normalizer.json")
+    remedy = _to_its_own_rule(config, path, reread=cut_by != own or rule != reward_model.segmentation)
+    normalizer.require(fingerprint, rule=label, source=f"{path}/normalizer.json", remedy=remedy)
     if config.normalizer is not None:
         normalizer = normalizer.with_mode(config.normalizer)
     return None if normalizer.mode == "none" else normalizer
+
+
+def _to_its_own_rule(config: PPOConfig, path: str, *, reread: bool) -> str:
+    """What lets a normalizer fit: a model read by its own rule was retrained, the others can be read by it."""
+    if not reread:
+        return f"{NEXT}, or take --normalizer none"
+    if path == config.reward_model_path:
+        return "--reward_rule null, which also undoes a --config file's, reads it by its own rule; or --normalizer none"
+    return (
+        "models reading ids share the first one's units: --reward_tokens text (with --reward_rule null) reads each by "
+        "its own rule, --reward_rule terminal pays each one's score, --normalizer none adds raw rewards"
+    )
 
 
 def cut_units(

@@ -77,7 +77,7 @@ def update(
         run.optimizer.zero_grad()
     return {
         **{name: torch.as_tensor(totals[name]) / max(seen, 1) for name in AVERAGED},
-        "gradient/relative_variance": noise.relative_variance(),
+        **noise.metrics(),
         "policy/ratio_max": largest,
         "policy/updates": torch.tensor(float(taken)),
     }

@@ -1,16 +1,19 @@
 """`segrew.json`: what a checkpoint's weights do not say about how it is to be read."""
 
 import os
-from dataclasses import asdict, dataclass, field
+import warnings
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from torch import nn
 
 from segrew.aggregation import Aggregator
 from segrew.embedded_model import lasting_name
 from segrew.encoding import Overlong
-from segrew.run_directory import read_json, versions, write_json
+from segrew.language_models import context_length
+from segrew.run_directory import CARD_FILE, read_json, versions, write_json
 from segrew.segmentation import ReadPosition, SegmentationConfig
 
-CARD_FILE = "segrew.json"
 _FROM_HERE = "base_model_from_here"  # finds a model that was moved together with its reward model
 _NOT_FIELDS = ("fingerprint", "chat_template")  # derived; written by the first version, and read by nothing
 
@@ -57,6 +60,18 @@ class RewardModelCard:
             tokenizer=self.tokenizer_fingerprint,
             read_position=self.read_position,
         )
+
+    def within(self, model: nn.Module) -> "RewardModelCard":
+        """Return the card for a model that may have fewer positions than `max_length`: rows are cut to those."""
+        limit = context_length(model)
+        if limit is None or self.max_length <= limit:
+            return self
+        warnings.warn(
+            f"{CARD_FILE} says max_length {self.max_length}, and the reward model's context has {limit} tokens, past "
+            f"which its numbers mean nothing: longer rows are cut to {limit}; write that into {CARD_FILE}.",
+            stacklevel=3,
+        )
+        return replace(self, max_length=limit)
 
     def save(self, directory: Path) -> None:
         """Write `segrew.json`."""

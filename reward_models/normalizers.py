@@ -272,14 +272,15 @@ class LocationNormalizer:
         last = self.bins[-1] if self.bins else None
         return last.mean_residual / self.std(1.0) if last is not None and last.location > 1 - 1e-9 else None
 
-    def require(self, fingerprint: str, *, rule: str, source: str | Path = "the normalizer") -> None:
+    def require(
+        self, fingerprint: str, *, rule: str, source: str | Path = "the normalizer", remedy: str = NEXT
+    ) -> None:
         """Refuse rewards read under another segmentation rule than the one this was fitted for."""
         if self.fingerprint != fingerprint:
             own = self.rule or self.fingerprint or "an unknown rule"
             raise ValueError(
                 f"{source} was calibrated for segmentation {own} but the rewards are read under {rule} "
-                f"(fingerprint {fingerprint}), where typical rewards differ; {NEXT} if it was "
-                "retrained, leave --reward_rule out to read it by its own rule, or take --normalizer none"
+                f"(fingerprint {fingerprint}), where typical rewards differ; {remedy}"
             )
 
     def _use(self, mode: Mode) -> None:

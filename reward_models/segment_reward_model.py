@@ -104,7 +104,7 @@ class SegmentRewardModel:
         model = load_classifier(path, dtype=dtype).to(device).eval()
         if (path / NORMALIZER_FILE).exists():
             normalizer = LocationNormalizer.load(path / NORMALIZER_FILE)
-        return cls(model, chat, card, normalizer, segmenter)
+        return cls(model, chat, card.within(model), normalizer, segmenter)
 
     def save_pretrained(self, directory: str | Path, *, merge: bool = True) -> None:
         """Write a directory that plain `AutoModelForSequenceClassification` loads.
@@ -204,8 +204,7 @@ class SegmentRewardModel:
         segmenter = self.segmenter()
         states = response_states(segmenter, conversations)
         logprobs, entropy = statistics_of_states(segmenter, states.before, conversations)
-        outputs = states.spread(self.outputs_of(states.at)) if self.card.trunk_is_segmenter else None
-        return logprobs, entropy, outputs
+        return logprobs, entropy, states.spread(self.outputs_of(states.at)) if self.card.trunk_is_segmenter else None
 
     def cut(
         self,

@@ -28,7 +28,7 @@ from segrew.chat import ChatFormat
 from segrew.config import parse, to_dict
 from segrew.cpu import fit_to_cpu
 from segrew.data_options import DataOptions
-from segrew.language_models import load_tokenizer
+from segrew.language_models import load_tokenizer, require_context
 from segrew.liger import apply_liger_kernel
 from segrew.metrics import wilson_interval
 from segrew.preferences import longer_wins
@@ -247,6 +247,11 @@ def train_reward_model(
         raise ValueError(
             "--resume_from_checkpoint: --tune head fits its head in one go and has no checkpoints; leave it out."
         )
+    if config.tune != "head" and args.num_train_epochs <= 0 and args.max_steps <= 0:
+        raise ValueError(
+            f"--num_train_epochs {args.num_train_epochs:g}: trains nothing, so the head would stay random; set more "
+            "than 0, or --max_steps."
+        )
     checkpoint = None if config.tune == "head" else _checkpoint_of(config, args, options)
     if unread := unread_flags(config, args):
         names = ", ".join(f"--{name}" for name in unread)
@@ -257,6 +262,7 @@ def train_reward_model(
     loaded = load_pairs(config, options, args.seed, console)
     set_seed(args.seed)  # of the new head, and of LoRA's first weights
     model: Any = load_classifier(config.model_name_or_path, new_head=True, dtype=torch.float32)
+    require_context(model, config.max_length, config.model_name_or_path)
     with args.main_process_first(desc="reading the segmenter"):  # the others find its entropies in the cache
         prepared = prepare(config, args, chat, loaded, console)
     if first:

@@ -1,6 +1,6 @@
 """Settings of `segrew train-rm`."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 
 from segrew.aggregation import Aggregator
 from segrew.chat import SystemRole
-from segrew.config import arg
+from segrew.config import arg, given
 from segrew.conversations import TOKENS_PER_BATCH
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong
@@ -100,8 +100,7 @@ OF_TRAINER = (
 def unread_flags(config: RewardModelConfig, args: TrainingArguments) -> list[str]:
     """Names of the flags that differ from their default and that the chosen --tune does not read."""
     unread = {"lora": OF_HEAD, "full": OF_LORA + OF_HEAD, "head": OF_LORA + OF_TRAINER}[config.tune]
-    found = {f.name: (getattr(owner, f.name), f.default) for owner in (config, args) for f in fields(owner)}
-    return [name for name in unread if name in found and found[name][0] != found[name][1]]
+    return given(unread, config, args)
 
 
 @dataclass

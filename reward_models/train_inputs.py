@@ -15,7 +15,7 @@ from reward_models.train_config import RewardModelConfig
 from segrew.chat import ChatFormat
 from segrew.data_options import DataOptions
 from segrew.encoding import cutting
-from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint
+from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, require_context
 from segrew.preferences import LoadedPairs, load_preferences
 from segrew.records import splits_of
 from segrew.sources import DataRecord, names_of
@@ -114,6 +114,7 @@ def prepare(
     if config.segmenter_name_or_path:
         _require_same_vocabulary(chat, base_model)
     segmenter = load_causal_lm(base_model)
+    require_context(segmenter, config.max_length, base_model)
     shared: dict[str, Any] = {
         "max_length": config.max_length,
         "overlong": config.overlong,

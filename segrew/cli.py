@@ -73,8 +73,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"segrew {argv[0]}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"\nsegrew {argv[0]}: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"\nsegrew {argv[0]}: interrupted. {stop}".rstrip(), file=sys.stderr)
         return 130
 
 

@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -211,6 +212,17 @@ def parse(command: str, classes: tuple[Any, ...], argv: list[str], *, defaults: 
         refuse(f"unexpected '{stray[0]}'; settings are written --name value.")
     _check_numbers(tuple(parsed))
     return tuple(parsed)
+
+
+def given(names: Iterable[str], *configs: Any) -> list[str]:
+    """Return those of the settings that differ from their default."""
+    owners = {field.name: (config, field) for config in configs for field in dataclasses.fields(config)}
+    known = [(name, *owners[name]) for name in names if name in owners]
+    return [name for name, config, field in known if getattr(config, name) != _default(field)]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def to_dict(*configs: Any) -> dict[str, Any]:

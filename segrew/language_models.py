@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from segrew.cpu import fit_to_cpu
 from segrew.embedded_model import resolve_model
-from segrew.run_directory import read_json
+from segrew.run_directory import CARD_FILE, read_json
 
 
 def best_device() -> torch.device:
@@ -51,6 +51,16 @@ def load_tokenizer(name_or_path: str) -> Any:
         raise ValueError(f"no tokenizer can be read from '{name_or_path}': {reason[:300]}") from None
 
 
+def _refuse_reward_model(name_or_path: str) -> None:
+    card = Path(name_or_path) / CARD_FILE
+    if card.is_file():
+        base = read_json(card).get("base_model", "the model that it was made of")
+        raise ValueError(
+            f"'{name_or_path}' is a reward model ({CARD_FILE}): its weights were trained to score answers, not to "
+            f"predict tokens. Name a language model here, such as {base}, and pass the directory as the reward model."
+        )
+
+
 def load_causal_lm(
     name_or_path: str, *, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> nn.Module:
@@ -62,9 +72,10 @@ def load_causal_lm(
         dtype: of the weights; default float32 on CPU without bfloat16 units, see `best_dtype`.
 
     Raises:
-        ValueError: there is no model under that name, or none with a trunk and a head that are known.
+        ValueError: there is no model under that name, it is a reward model, or its trunk or head is none that is known.
     """
     device = device or best_device()
+    _refuse_reward_model(name_or_path)
     base = adapter_base(name_or_path)
     if base is not None:
         from peft import PeftModel
@@ -129,6 +140,20 @@ def context_length(model: nn.Module) -> int | None:
     """Return how many tokens the model has positions for; None where nothing bounds them."""
     config: Any = trunk_of(model).config.get_text_config()  # type: ignore[union-attr, operator]
     return getattr(config, "max_position_embeddings", None)
+
+
+def require_context(model: nn.Module, max_length: int, name: str) -> None:
+    """Refuse to read rows that are longer than a model's context.
+
+    Raises:
+        ValueError: naming the flag and the limit.
+    """
+    limit = context_length(model)
+    if limit is not None and max_length > limit:
+        raise ValueError(
+            f"--max_length {max_length}: the context of {name} has {limit} tokens, and past it a model's numbers mean "
+            f"nothing; set --max_length {limit} or less."
+        )
 
 
 def model_fingerprint(model: nn.Module) -> str:

@@ -1,9 +1,9 @@
 """The flags of segmentation rules, once for every command that takes a rule."""
 
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+import re
+from dataclasses import dataclass, fields, replace
 
-from segrew.config import arg
+from segrew.config import arg, given
 from segrew.segmentation import RULES, Compat, Rule, SegmentationConfig, WhenExhausted
 
 _ENTROPY_THRESHOLDS = ("threshold", "quantile", "target_length")
@@ -25,7 +25,13 @@ class RuleSettings:
     max_code_tokens: int = arg(10, help="Most tokens of a statement or expression, for the rule python_ast.")
 
     def rule_named(self, rule: str, **threshold: float | None) -> SegmentationConfig:
-        """Return a rule with these settings."""
+        """Return a rule with these settings.
+
+        Raises:
+            ValueError: one is out of range, or the language is no code; the splitter would cut by another one's rules.
+        """
+        if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", self.language):
+            raise ValueError(f"--language {self.language}: expected an ISO 639 code in lower case, such as en or de.")
         return SegmentationConfig(
             rule=rule,  # type: ignore[arg-type]
             n=self.n,
@@ -50,15 +56,13 @@ class RuleSettings:
             ValueError: naming the flag and the rules.
         """
         flags = {field.name: field.name for field in fields(RuleSettings)} | (names or {})
-        defaults = {field.name: _default(field) for field in fields(self)}
         read = set().union(*(rule.reads for rule in rules))
-        for flag, setting in flags.items():
-            value = getattr(self, flag)
-            if value != defaults[flag] and setting not in read:
+        for flag in given(flags, self):
+            if (setting := flags[flag]) not in read:
                 used = " and ".join(dict.fromkeys(f"rule {rule.rule}" for rule in rules)) or "the model's own rule"
                 raise ValueError(
-                    f"--{flag} {value}: {used} does not read it; leave it out, or choose a rule that does "
-                    f"({', '.join(_readers(setting))})."
+                    f"--{flag} {getattr(self, flag)}: {used} does not read it; leave it out, or choose a rule that "
+                    f"does ({', '.join(_readers(setting))})."
                 )
 
 
@@ -83,10 +87,6 @@ class RuleFlags(RuleSettings):
         )
         self.refuse_unread([rule], dict.fromkeys(_ENTROPY_THRESHOLDS, "threshold"))
         return replace(rule, compat=self.compat)
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _readers(setting: str) -> list[str]:

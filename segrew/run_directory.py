@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RUN_FILE = "run.json"
+CARD_FILE = "segrew.json"  # makes a directory a reward model; see `reward_models.card`
 DATA_FILE = "data.json"  # what was read of each data set, left out and cut, by reason
 _VERSIONED = ("segrew", "torch", "transformers", "peft", "accelerate", "scikit-learn")
 

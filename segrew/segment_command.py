@@ -12,7 +12,7 @@ from segrew.conversations import TOKENS_PER_BATCH, Conversations
 from segrew.data_options import DataOptions
 from segrew.embedded_model import EMBEDDED_MODEL
 from segrew.encoding import Overlong, conversations_of, encode_pairs
-from segrew.language_models import load_causal_lm, load_tokenizer
+from segrew.language_models import load_causal_lm, load_tokenizer, require_context
 from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
 from segrew.rule_flags import RuleFlags
 from segrew.run_directory import RunDirectory, write_jsonl
@@ -61,6 +61,8 @@ def main(argv: list[str]) -> None:
     if not pairs:
         raise ValueError(f"--max_length {config.max_length}: none of {len(loaded.pairs)} pairs is left; raise it.")
     model = load_causal_lm(config.model_name_or_path) if rule.needs_model else None
+    if model is not None:
+        require_context(model, config.max_length, config.model_name_or_path)
     run = RunDirectory.create(config.output_dir, **claim)
     record = DataRecord("segmented", "pairs", len(pairs), loaded.sources, fitted)
     console.print(str(record), highlight=False, markup=False, soft_wrap=True)

@@ -83,6 +83,7 @@ def make_reward_model(path: Path, policy: Path, rule: SegmentationConfig, *, cal
         base_model=str(policy),
         segmenter_fingerprint=model_fingerprint(load_causal_lm(str(policy), dtype=torch.float32)),
         tokenizer_fingerprint=chat.fingerprint,
+        max_length=512,
     )
     normalizer = None
     if calibrated:

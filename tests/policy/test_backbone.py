@@ -15,6 +15,7 @@ import policy.backbone as backbone
 import policy.roles as roles_module
 from policy.ppo import train_policy
 from policy.ppo_config import PPOConfig
+from policy.ppo_run import open_run
 from policy.readings import Answered
 from policy.reward_sources import ModelReward
 from policy.roles import Critic, load_roles
@@ -250,6 +251,12 @@ def test_values_after_an_answer_cost_no_pass_of_their_own(policy_dir, lora_rm, t
         for row, (prompt, response) in enumerate(zip(CONVERSATIONS.prompts, CONVERSATIONS.responses, strict=True)):
             states = critic.trunk(torch.tensor([prompt + response])).last_hidden_state
             torch.testing.assert_close(after[row], critic.head(states[0, -1]), atol=1e-5, rtol=0)
+
+
+def test_a_rank_that_the_adapter_to_start_from_does_not_have_is_told(sft_adapter, frozen_rm, tmp_path):
+    nowhere = {"output_dir": str(tmp_path / "run"), "dataset_name": str(tmp_path / "none.jsonl")}
+    with pytest.warns(UserWarning, match="--lora_r: without effect with an adapter"), pytest.raises(ValueError):
+        open_run(config_of(sft_adapter, frozen_rm, lora_r=8, **nowhere))
 
 
 def test_an_adapter_goes_on_learning_and_its_start_stays(policy_dir, sft_adapter, frozen_rm):

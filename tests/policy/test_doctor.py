@@ -68,6 +68,7 @@ def sound_reward(tmp_path_factory, sound, build_tiny_config) -> Path:
         base_model=str(sound),
         segmenter_fingerprint=model_fingerprint(load_causal_lm(str(sound), dtype=torch.float32)),
         tokenizer_fingerprint=chat.fingerprint,
+        max_length=512,
     )
     fit = LocationNormalizer.from_parameters(0.1, 0.01, 0.0, 0.5, fingerprint=card.fingerprint, rule="entropy>5.2")
     fit.fitted_range = (0.001, 1.0)
@@ -173,6 +174,20 @@ def test_tokens_without_embedding_and_a_reward_model_of_other_tokens(subject, wr
 def test_no_room_for_answers(subject):
     found(subject(max_new_tokens=500), "context", "fault", "the model's context has 512")
     found(subject(max_length=100), "reward model's length", "warning", "of 100 tokens")
+
+
+def test_a_reward_model_that_claims_more_than_its_context(subject, spoiled):
+    path = spoiled("reward")
+    card = json.loads((path / "segrew.json").read_text())
+    (path / "segrew.json").write_text(json.dumps(card | {"max_length": 513}))
+    patient = subject(reward=path)
+    found(patient, "reward model's length", "fault", "max_length 513 of 512 positions")
+    assert patient.part("reward_model").card.max_length == 512  # what is read stays within
+
+
+def test_a_reward_model_is_no_language_model(subject, sound, sound_reward):
+    found(subject(model=sound_reward), "language model", "fault", "is a reward model (segrew.json)")
+    assert str(sound) in diagnose(subject(model=sound_reward), EVERY["language model"]).remedy
 
 
 def test_generation_settings_of_other_programs(subject):

@@ -23,11 +23,15 @@ def test_an_accumulating_gradient_is_watched_micro_batch_by_micro_batch():
             (share * gradient * module.weight.sum()).backward()
             noise.observe(torch.tensor(share))
     # Means 2, deviations ±1 in every coordinate: 1 / 4. A single micro-batch says nothing.
-    assert noise.relative_variance().item() == pytest.approx(0.25)
+    assert noise.metrics()["gradient/relative_variance"].item() == pytest.approx(0.25)
 
 
-def test_a_frozen_policy_has_no_noise():
+def test_neither_a_frozen_policy_nor_a_single_micro_batch_has_a_variance():
     module = torch.nn.Linear(2, 1)
     noise = GradientNoise(module)
     noise.observe(torch.tensor(1.0))
-    assert noise.relative_variance().item() == 0.0
+    assert noise.metrics() == {}
+    noise.begin()
+    module.weight.sum().backward()
+    noise.observe(torch.tensor(1.0))
+    assert noise.metrics() == {}

@@ -119,7 +119,9 @@ def test_micro_batch_size_changes_nothing(settings, tmp_path):
         results.append((repeatable(lines(path, "metrics.jsonl")), load_file(path / "model.safetensors")))
     (small, small_weights), (large, large_weights) = results
     for a, b in zip(small, large, strict=True):
-        assert a.pop("gradient/relative_variance") > 0 == b.pop("gradient/relative_variance")  # none in one micro-batch
+        assert (
+            a.pop("gradient/relative_variance") > 0 and "gradient/relative_variance" not in b
+        )  # none in one micro-batch
         assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
     for name, weight in small_weights.items():
         torch.testing.assert_close(weight, large_weights[name], atol=1e-4, rtol=1e-3)
@@ -299,11 +301,11 @@ def test_an_output_directory_with_another_run_is_left_alone(settings):
 
 def test_what_is_refused_leaves_no_trace(settings, tmp_path):
     """A bad pairing of models is refused before the directory is claimed or the run in it replaced."""
-    with pytest.raises(ValueError, match="segrew calibrate"):
+    with pytest.raises(ValueError, match="--reward_rule null"):
         train_policy(settings(reward_rule="token"))
     assert not (tmp_path / "run").exists()
     path = train_policy(settings(total_steps=1))
-    with pytest.raises(ValueError, match="segrew calibrate"):
+    with pytest.raises(ValueError, match="--reward_rule null"):
         train_policy(settings(reward_rule="token", overwrite_output_dir=True))
     assert len(lines(path, "metrics.jsonl")) == 1
     with pytest.raises(ValueError, match="no reward-model directory"):

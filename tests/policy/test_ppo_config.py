@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policy import rloo
-from policy.ppo_checks import n_by_step
+from policy.ppo_checks import n_by_step, unread_flags
 from policy.ppo_config import PPOConfig
 from segrew.config import parse
 
@@ -136,6 +136,22 @@ def test_n_follows_its_schedule():
 def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         PPOConfig(reward_model_path="x", **settings)
+
+
+def test_settings_without_effect_are_named_with_what_leaves_them_unread():
+    def unread(adapter=False, **changes):
+        return unread_flags(PPOConfig(reward_model_path="x", **changes), keeps_adapter=adapter)
+
+    alone = {"advantage_estimator": "rloo", "num_samples_per_prompt": 2}
+    (said,) = unread(**alone, vf_coef=0.5, lam=0.9)
+    assert said == "--vf_coef, --lam: without effect with --advantage_estimator rloo, which has no critic."
+    assert unread(vf_coef=0.5, lam=0.9) == unread(**alone) == []
+    assert unread(kl_target=3.0) == ["--kl_target: without effect with --kl_controller fixed."]
+    assert unread(kl_target=3.0, kl_controller="adaptive") == []
+    assert unread(lora_r=4) == ["--lora_r: without effect with --use_peft false."]
+    assert "an adapter to start from" in unread(adapter=True, use_peft=True, lora_r=4)[0]
+    assert unread(use_peft=True, lora_r=4, lora_target_modules=["q_proj"]) == []
+    assert unread(min_lr_rate=0.2) and not unread(min_lr_rate=0.2, lr_scheduler_type="cosine_with_min_lr")
 
 
 @pytest.mark.parametrize(

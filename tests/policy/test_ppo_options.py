@@ -276,7 +276,8 @@ def test_early_stopping_ends_with_the_policy_of_the_best_evaluation(settings, re
 def test_b23_bad_rows_are_masked_and_counted_or_end_the_run(settings, rewards, policy_dir):
     """None, NaN and +inf among six answers; then no reward at all, which moves nothing."""
     common = {"reward_model_path": "", "total_steps": 1}
-    with pytest.raises(ValueError, match=r"one_bad gave the reward nan to unit 0 of sample 1 .*--skip_bad_rows"):
+    message = r"one_bad gave the reward nan to unit 0 of sample 1 .*return a number there, or pass --skip_bad_rows true"
+    with pytest.raises(ValueError, match=message):
         train_policy(settings(reward_functions=[f"{rewards}:one_bad"], **common))
     path = train_policy(
         settings(reward_functions=[f"{rewards}:one_bad"], skip_bad_rows=True, overwrite_output_dir=True, **common)
@@ -343,7 +344,7 @@ def test_only_the_critic_learns_while_it_warms_up(settings, policy_dir):
     one, two = (load_file(path / f"checkpoint-{k}" / "critic.safetensors") for k in (1, 2))
     assert not same(one, two)
     rows = lines(path, "metrics.jsonl")
-    assert rows[1]["value/grad_norm"] > 0 == rows[1]["policy/grad_norm"] == rows[1]["gradient/relative_variance"]
+    assert rows[1]["value/grad_norm"] > 0 == rows[1]["policy/grad_norm"]
     path = train_policy(settings(overwrite_output_dir=True, **common | {"total_steps": 3}))
     assert not same(weights(path), load_file(policy_dir / "model.safetensors"))
 

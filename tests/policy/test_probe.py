@@ -72,16 +72,23 @@ def row(rule, noise, draws):
 def test_the_recommendation_says_how_sure_it_is():
     clear = [row("token", 3.0, [3.0] * 10), row("ngram-5", 1.0, [1.0] * 9 + [4.0])]
     assert wins(clear) == pytest.approx([0.1, 0.9])
-    assert recommend(clear).startswith("ngram-5 has the least gradient noise (1; the lowest in 90% of 10 resamples")
-    assert "try --action_rule for ngram-5" in recommend(clear)
+    assert recommend(clear, 8).startswith("ngram-5 has the least gradient noise (1; the lowest in 90% of 10 resamples")
+    assert "try --action_rule for ngram-5" in recommend(clear, 8)
+    assert "not clear from fewer than 8 micro-batches" in recommend(clear, 7) and "try" not in recommend(clear, 7)
     close = [row("token", 1.1, [1.1, 1.1, 0.9, 1.0]), row("response", 1.0, [1.0, 1.0, 1.0, 1.1])]
-    assert "not clear from token" in recommend(close) and "try" not in recommend(close)
+    assert "not clear from token" in recommend(close, 8) and "try" not in recommend(close, 8)
+
+
+def test_answers_of_one_micro_batch_are_refused_before_a_model_loads(settings, monkeypatch):
+    monkeypatch.setattr("policy.probe.open_run", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=r"--rollout_batch_size 6: one micro-batch .* set it to 64"):
+        run_probe(settings(per_device_train_batch_size=8), ProbeConfig(), Console(file=io.StringIO()))
 
 
 def test_the_command_runs(settings, capsys):
-    config = settings(rollout_batch_size=4, max_new_tokens=6)
+    config = settings(rollout_batch_size=4, per_device_train_batch_size=2, max_new_tokens=6)
     names = ("model_name_or_path", "reward_model_path", "dataset_name", "output_dir", "rollout_batch_size",
-             "max_new_tokens", "max_prompt_length")  # fmt: skip
+             "per_device_train_batch_size", "max_new_tokens", "max_prompt_length")  # fmt: skip
     given = dataclasses.asdict(config)
     flags = [word for name in names for word in (f"--{name}", str(given[name]))]
     assert main(["probe", *flags, "--granularities", "token", "response"]) == 0

@@ -1,10 +1,13 @@
 """Callables as rewards: what they are given, what they may return, and what is refused (field reports B23, B29)."""
 
+import fractions
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from policy.ppo import train_policy
 from policy.readings import Answered, Units
 from policy.reward_functions import FunctionReward, load_function
 from segrew.chat import ChatFormat
@@ -143,3 +146,26 @@ def test_a_function_that_fails_or_returns_nothing_is_named(chat, answered, units
     for function, reason in ((broken, "raised KeyError: 'score'"), (lambda prompts, completions: None, "NoneType")):
         with pytest.raises(ValueError, match=reason):
             source(function, chat).read(answered, units)
+
+
+def test_a_column_that_the_data_lack_is_refused_with_those_there_are(chat, answered):
+    def f(prompts, completions, answer_key, segments, level="easy", **columns):
+        return [0.0, 0.0]
+
+    with pytest.raises(ValueError, match=r"my_rewards:f needs the column 'answer_key', .*there are: id, level"):
+        source(f, chat).require_columns(answered.prompts)
+    with pytest.raises(ValueError, match="none besides the prompt"):
+        source(f, chat).require_columns([Prompt([])])
+    source(f, chat).require_columns([Prompt([], {"answer_key": 1})])
+    source(lambda prompts, completions, *, level: [], chat).require_columns(answered.prompts)
+
+
+def test_a_column_that_a_function_needs_is_missed_before_the_first_rollout(settings, monkeypatch):
+    def f(prompts, completions, answer_key):
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr(fractions, "f", f, raising=False)  # of any module
+    config = settings(reward_model_path="", reward_functions=["fractions:f"])
+    with pytest.raises(ValueError, match=r"fractions:f needs the column 'answer_key', .*none besides the prompt"):
+        train_policy(config)
+    assert not Path(config.output_dir).exists()

@@ -10,6 +10,7 @@ from policy.readings import Answered
 from policy.reward_sources import load_sources
 from policy.roles import load_roles
 from policy.scoring import Axes, cut_units
+from segrew.config import parse
 from segrew.conversations import Conversations
 from segrew.language_models import load_causal_lm
 from segrew.prompts import Prompt
@@ -60,6 +61,30 @@ def test_a_further_reward_model_scores_by_the_cuts_of_its_own_segmenter(policy_d
 def test_a_normalizer_of_another_segmenter_than_the_runs_is_refused(policy_dir, reward_dirs, foreign_dir):
     with pytest.raises(ValueError, match=r"read under entropy>5\.2 of the first reward model's segmenter"):
         build(policy_dir, reward_dirs["entropy"], foreign_dir)
-    build(policy_dir, reward_dirs["entropy"], foreign_dir, normalizer="none")
+    for remedy in ({"normalizer": "none"}, {"reward_tokens": "text"}, {"reward_rule": "terminal"}):
+        build(policy_dir, reward_dirs["entropy"], foreign_dir, **remedy)
     same = build(policy_dir, reward_dirs["entropy"], reward_dirs["entropy"])[3]
     assert same[1].normalizer is not None and not same[1].own_segmenter
+
+
+def test_a_further_model_of_another_rule_is_refused_with_what_helps(policy_dir, reward_dirs):
+    with pytest.raises(
+        ValueError, match=r"sentence but .* under entropy>5\.2 .*--reward_tokens text .*terminal.*none"
+    ) as e:
+        build(policy_dir, reward_dirs["entropy"], reward_dirs["sentence"])
+    assert "calibrate`" not in str(e.value)  # under its own rule, which is not the run's
+    for remedy in ({"normalizer": "none"}, {"reward_tokens": "text"}, {"reward_rule": "terminal"}):
+        build(policy_dir, reward_dirs["entropy"], reward_dirs["sentence"], **remedy)
+
+
+def test_a_rule_of_the_command_line_or_a_file_is_undone_by_null(policy_dir, reward_dirs, tmp_path):
+    (tmp_path / "ppo.yaml").write_text("reward_rule: sentence\n")
+    flags = ["--config", str(tmp_path / "ppo.yaml"), "--reward_model_path", str(reward_dirs["entropy"])]
+    with pytest.raises(ValueError, match="--reward_rule null"):
+        axes_of(policy_dir, flags)
+    assert axes_of(policy_dir, [*flags, "--reward_rule", "null"]).rewards == RULE
+
+
+def axes_of(policy_dir, flags):
+    (config,) = parse("ppo", (PPOConfig,), [*flags, "--model_name_or_path", str(policy_dir)])
+    return Axes.from_config(config, load_roles(config, CPU).reward_model)

@@ -61,7 +61,7 @@ def test_a_missing_parser_is_refused_before_anything_runs(reward_model):
 
 
 def test_a_normalizer_fitted_for_another_rule_is_refused(reward_model):
-    message = r"runs/rm/normalizer.json was calibrated for segmentation entropy>5.2 .* under token .*segrew calibrate"
+    message = r"runs/rm/normalizer.json was calibrated for segmentation entropy>5.2 .* under token .*--reward_rule null"
     with pytest.raises(ValueError, match=message):
         Axes.from_config(config(reward_rule="token"), reward_model)
     with pytest.raises(ValueError, match=r"entropy>5.2 .* read under entropy>1.75"):

@@ -1,6 +1,7 @@
 """Readings at unit ends: the right token, in any company, the same as an ordinary reward model at the stop token."""
 
 import random
+import shutil
 
 import pytest
 import torch
@@ -332,3 +333,13 @@ def test_a_replaced_tokenizer_or_segmenter_is_refused(tmp_path, build_scorer, bu
     build_byte_tokenizer(merges=(("b", "c"),)).save_pretrained(tmp_path / "rm")
     with pytest.raises(ValueError, match="its tokenizer or chat template is not the one"):
         SegmentRewardModel.from_pretrained(tmp_path / "rm")
+
+
+def test_a_card_beyond_the_context_is_read_within_it(tmp_path, head_dir):
+    """One that an earlier version wrote: rows are cut to the context, with a warning, and say that they are."""
+    path = shutil.copytree(head_dir, tmp_path / "long")
+    write_json(path / CARD_FILE, read_json(path / CARD_FILE) | {"max_length": 4096})
+    with pytest.warns(UserWarning, match="says max_length 4096, and the reward model's context has 1024 tokens"):
+        model = SegmentRewardModel.from_pretrained(path)
+    (scored,) = model.score(["Say on."], ["on and " * 2000])
+    assert scored.cut and len(model.encode("Say on.", "on and " * 2000).response) <= 1024

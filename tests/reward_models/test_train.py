@@ -15,7 +15,7 @@ from reward_models.train_config import RewardModelConfig, RewardTrainingArgument
 from segrew.chat import ChatFormat
 from segrew.config import parse
 from segrew.preferences import PreferencePair, load_preferences
-from segrew.run_directory import read_json, read_jsonl, write_json
+from segrew.run_directory import CARD_FILE, read_json, read_jsonl, write_json
 from segrew.segmentation import SegmentationConfig
 
 SGD = {"optim": "sgd", "lr_scheduler_type": "constant", "warmup_steps": 0, "dataset_test_split": "null", "tune": "full"}
@@ -324,3 +324,17 @@ def test_liger_kernels_reach_the_layers_and_the_trainer_adds_no_loss_of_a_langua
     assert given[0] == "checked" and "by the Trainer" not in given
     (((model, segmenter), kernels),) = (one for one in given if one != "checked")
     assert kernels is None and hasattr(model, "score") and hasattr(segmenter, "lm_head")
+
+
+def test_a_length_beyond_the_context_is_refused_before_training(tmp_path, train):
+    with pytest.raises(ValueError, match=r"--max_length 1025: the context of .* has 1024 tokens"):
+        train(tmp_path / "a", max_length=1025)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_that_trains_nothing_is_refused(tmp_path, train):
+    with pytest.raises(ValueError, match="--num_train_epochs 0: trains nothing"):
+        train(tmp_path / "a", num_train_epochs=0)
+    assert not (tmp_path / "a").exists()
+    train(tmp_path / "b", num_train_epochs=0, max_steps=1, dataset_test_split="null")
+    assert read_json(tmp_path / "b" / CARD_FILE)

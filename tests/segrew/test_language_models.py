@@ -4,11 +4,18 @@ import pytest
 import torch
 import transformers
 from torch.nn.functional import log_softmax
-from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import BloomConfig, BloomForCausalLM, LlamaForCausalLM, LlamaForSequenceClassification
 
 from reward_models.checkpoints import config_of, load_classifier
 from segrew.conversations import Conversations, micro_batches, response_states, response_statistics, runs_padded
-from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, trunk_of, unused_pad_id
+from segrew.language_models import (
+    load_causal_lm,
+    load_tokenizer,
+    model_fingerprint,
+    require_context,
+    trunk_of,
+    unused_pad_id,
+)
 from segrew.packing import lay_out
 from segrew.run_directory import write_json
 
@@ -215,6 +222,21 @@ def test_a_model_whose_trunk_has_no_name_of_its_own_is_refused(tmp_path, small_s
     transformers.Llama4ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Llama4ForCausalLM, whose transformer and head cannot be told apart"):
         load_causal_lm(str(tmp_path))
+
+
+def test_a_reward_model_is_refused_where_a_language_model_is_wanted(head_dir, tiny_dir):
+    """Its output weights are there, tied to the embeddings, so that nothing else would tell."""
+    with pytest.raises(ValueError, match=rf"is a reward model \(segrew\.json\).*such as {tiny_dir}"):
+        load_causal_lm(str(head_dir))
+
+
+def test_a_length_beyond_the_context_is_refused(build_scorer_config):
+    model = LlamaForSequenceClassification(build_scorer_config(max_position_embeddings=64))
+    require_context(model, 64, "it")
+    with pytest.raises(ValueError, match=r"--max_length 65: the context of it has 64 tokens.*set --max_length 64"):
+        require_context(model, 65, "it")
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2))
+    require_context(bloom, 10**6, "it")  # its positions are distances, which nothing bounds
 
 
 def test_nothing_there_is_named(tmp_path):

@@ -61,3 +61,10 @@ def test_what_a_command_cannot_do_is_refused():
         RewardModelConfig(rule="token", threshold=1.5)
     with pytest.raises(ValueError, match=r"--parser none: no such spaCy pipeline|spaCy, which is not installed"):
         SegmentConfig(rule="constituency", parser="none")
+
+
+def test_a_language_is_a_code():
+    for wrong in ("english", "EN", "", "e"):
+        with pytest.raises(ValueError, match=f"--language {wrong}: expected an ISO 639 code"):
+            RuleSettings(language=wrong).rule_named("sentence")
+    assert [RuleSettings(language=x).rule_named("sentence").language for x in ("de", "nds-nl")] == ["de", "nds-nl"]

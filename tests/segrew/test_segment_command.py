@@ -32,6 +32,13 @@ def test_any_rule_writes_units_that_rebuild_the_answers(run, short_pairs, rule):
     assert "units a response" in " ".join(shown.split()) and ("quantile" in shown) == (rule == "entropy")
 
 
+def test_a_length_beyond_the_context_is_refused(tmp_path, tiny_dir, pairs_file, capsys):
+    argv = ["segment", "--model_name_or_path", tiny_dir, "--dataset_name", pairs_file, "--output_dir", tmp_path / "out"]
+    assert main([str(word) for word in [*argv, "--max_length", 1025]]) == 2
+    assert "--max_length 1025: the context of" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_parsing_rule_takes_its_pipeline_from_the_flag(run, parser_dir):
     rows, _ = run("--rule", "constituency", "--parser", parser_dir, "--max_phrase_words", "2")
     texts = [[unit["text"] for unit in row["units"]] for row in rows]
