@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from segrew.chat import Message
@@ -246,7 +245,6 @@ def load_preferences(
     *,
     limit: int | None = None,
     seed: int = 0,
-    keep_identical: bool = False,
 ) -> LoadedPairs:
     """Load preference pairs from files, directories, the hub, or the embedded set ("everyday").
 
@@ -254,13 +252,11 @@ def load_preferences(
 
     Args:
         limit, seed: of several data sets, see `segrew.sources.load`.
-        keep_identical: keep pairs of equal answers, which an evaluation counts as ties.
 
     Raises:
         ValueError: what is wrong, in which file and line; also when no usable pair is left.
     """
-    convert = partial(pair_of, keep_identical=keep_identical)
-    pairs, sources = load(names, split, options or DataOptions(), convert, key_of, what="pairs", limit=limit, seed=seed)
+    pairs, sources = load(names, split, options or DataOptions(), pair_of, key_of, what="pairs", limit=limit, seed=seed)
     return LoadedPairs(pairs, sources)
 
 

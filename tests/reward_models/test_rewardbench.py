@@ -97,6 +97,11 @@ def test_pairs_without_subsets_have_one_accuracy(tmp_path, head_dir, pairs_file,
     assert record["subsets"]["all"]["n"] == 12 and record["missing"] == []
 
 
+def test_pairs_of_identical_answers_are_left_out_and_counted(bench, rows, tmp_path):
+    record, _, said = bench(benchmark="pairs", dataset_name=write(tmp_path / "pairs.jsonl", rows))
+    assert record["pooled"]["n"] == 11 and record["ties"] == 0 and "1 left out: identical answers" in said
+
+
 def test_the_first_rows_of_each_subset_are_enough_for_a_look(tmp_path, head_dir, bench_file):
     config = BenchmarkConfig(
         reward_model=str(head_dir), dataset_name=str(bench_file), output_dir=str(tmp_path / "a"), max_per_subset=2
@@ -237,7 +242,7 @@ def test_length_and_truncation_are_reported(bench, rows, head_dir):
     expected = torch.corrcoef(torch.tensor([scores, lengths]))[0, 1].item()
     assert record["length_bias"]["correlation"] == pytest.approx(expected, abs=1e-4)
     assert record["truncated"] == 0 and f"Score against length: correlation {expected:+.2f}" in said
-    assert "math-prm (rebuilt)" not in said and "3 of 984" in said
+    assert "math-prm (rebuilt)" not in said and "3 of 447" in said
 
 
 def test_subsets_without_rows_are_named(bench):
