@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,9 +234,9 @@ def pair_of(row: Row, where: str, *, keep_identical: bool = False) -> Preference
     )
 
 
-def key_of(pair: PreferencePair) -> str:
-    """Return the `stage_key` of a pair's prompt; a whole text, which has none, stands for itself."""
-    return str(pair.ids[0]) if pair.ids else stage_key(pair.prompt) if pair.prompt else pair.chosen
+def key_of(pair: PreferencePair, key: Callable[[list[Message]], str] = stage_key) -> str:
+    """Return the key of a pair's prompt; a whole text, which has none, stands for itself."""
+    return str(pair.ids[0]) if pair.ids else key(pair.prompt) if pair.prompt else pair.chosen
 
 
 def load_preferences(
