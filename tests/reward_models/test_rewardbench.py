@@ -11,7 +11,7 @@ from rich.console import Console
 import reward_models.rewardbench as rewardbench
 from reward_models import SegmentRewardModel, rewardbench_scores
 from reward_models.rewardbench import BenchmarkConfig, run_benchmark
-from segrew import segmenter
+from segrew import language_models, segmenter
 from segrew.cli import main
 from segrew.metrics import wilson_interval
 from segrew.run_directory import read_json, read_jsonl
@@ -116,6 +116,21 @@ def test_dtype_is_that_of_the_trunk_and_part_of_the_settings(bench, head_dir):
     assert half["settings"]["dtype"] == "bfloat16" and len(read_jsonl(out / "scores.jsonl")) == 12
     with pytest.raises(ValueError, match="dtype 'bfloat16', now 'float32'"):
         bench("half")
+
+
+def test_a_given_dtype_reaches_the_frozen_trunk_that_is_read_in_bfloat16_by_default(bench, head_dir, monkeypatch):
+    exact, exact_out, _ = bench("exact")
+    monkeypatch.setattr(language_models, "best_dtype", lambda device: torch.bfloat16)
+    default, half_out, _ = bench("default")
+    given, given_out, _ = bench("given", dtype="float32")
+    dtypes = [record["settings"]["dtype"] for record in (exact, default, given)]
+    assert dtypes == ["float32", "bfloat16", "float32"]
+    scores = [[row["scores"] for row in read_jsonl(out / "scores.jsonl")] for out in (exact_out, half_out, given_out)]
+    assert scores[2] == scores[0] != scores[1]
+    segmenters = [
+        SegmentRewardModel.from_pretrained(head_dir, dtype=dtype).segmenter() for dtype in (None, torch.float32)
+    ]
+    assert [next(model.parameters()).dtype for model in segmenters] == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize("rule", ["response", "token"])
