@@ -59,9 +59,10 @@ def answers_in(row: Row, where: str) -> list[Answer]:
     if isinstance(response, list) and response and isinstance(response[-1], dict):
         response = response[-1].get("content")  # TRL's conversational completion
     if not isinstance(response, str) or not {"prompt", "messages"} & set(row):
+        found = [f"{name} (null)" if row[name] is None else name for name in sorted(row)]
         raise ValueError(
             f"{where}: needs 'prompt' and 'response' (or 'chosen' and 'rejected'), as texts or messages; found "
-            f"{', '.join(sorted(row))}."
+            f"{', '.join(found)}."
         )
     prompt = prompt_of(row, where)
     name = where.rsplit(" ", 1)[-1] if row.get("id") is None else str(row["id"])

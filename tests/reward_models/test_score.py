@@ -1,6 +1,7 @@
 """`segrew score` and `segrew show`: answers in, segments with rewards out."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -40,8 +41,10 @@ def test_pairs_give_both_sides_with_the_faults_of_the_rejected(load):
 
 
 @pytest.mark.parametrize("row", [{"prompt": "hi"}, {"response": "a"}, {"prompt": "hi", "response": None}])
-def test_a_row_that_is_no_answer_names_its_line(load, row):
-    with pytest.raises(ValueError, match=r"answers\.jsonl, line 2: needs 'prompt' and 'response'"):
+def test_a_row_that_is_no_answer_names_its_line_and_what_is_null(load, row):
+    found = ", ".join(name + " (null)" * (row[name] is None) for name in row)
+    expected = rf"answers\.jsonl, line 2: needs 'prompt' and 'response' .* found {re.escape(found)}\."
+    with pytest.raises(ValueError, match=expected):
         load({"prompt": "hi", "response": "a"}, row)
 
 
