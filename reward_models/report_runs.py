@@ -108,7 +108,8 @@ def _read(place: Path, name: str) -> RunFiles:
         command = run.run.get("command")
         result = _NOT_SHOWN.get(str(command))
         finished = result is not None and _holds(place, result)
-        why = f"what it came to, {result}, is not part of a report" if finished else "it has written no result yet"
+        done = f"it has finished, but what it wrote, {result} and beside it, is not part of a report"
+        why = done if finished else "it has written no result yet"
         run.notes.append(f"{name}: only the settings of `segrew {command}` are shown; {why}")
     for kind in ("summary", "results", "judge", "calibration"):
         setattr(run, kind, _object(place / f"{kind}.json", run))

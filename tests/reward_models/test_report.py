@@ -272,7 +272,7 @@ def test_a_directory_of_an_unknown_kind_is_said_beside_those_that_are_shown(demo
     for shown in (text, said):
         assert "strange: no file that a report can show" in shown
         assert "only the settings of `segrew probe` are shown; it has written no result yet" in shown
-        assert "of `segrew generate` are shown; what it came to, metadata.json, is not part of a report" in shown
+        assert "of `segrew generate` are shown; it has finished, but what it wrote, metadata.json and" in shown
 
 
 def test_score_files_are_compared_and_equal_names_told_apart(tmp_path):
