@@ -1,5 +1,6 @@
 """Answers of a policy in the benchmarks' formats, the best of N of them if asked (`segrew generate`)."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,7 +70,9 @@ class GenerateConfig(EngineSettings):
             if value and self.reward_model is None:
                 raise ValueError(f"--{name} needs scores; name a reward model with --reward_model.")
         for temperature in self.temperatures or ():
-            _ = self.sampling.at(temperature)  # refuses its own bad values
+            if not 0 <= temperature < math.inf:
+                raise ValueError(f"--temperatures {temperature}: must be positive, or 0 for the likeliest tokens.")
+        _ = self.sampling  # refuses its own bad values
 
     @property
     def most(self) -> int:
@@ -103,13 +106,13 @@ class GenerateConfig(EngineSettings):
             temperature = CATEGORY_TEMPERATURES.get(str(category))
             if temperature is None:
                 raise ValueError(
-                    f"{question.where}: MT-Bench has no temperature for category {category!r}; pass --temperature."
+                    f"{question.where}: MT-Bench has no temperature for category {category!r}; pass --temperatures."
                 )
         temperature = 1.0 if temperature is None else temperature
         if temperature == 0 and self.most > 1:
             raise ValueError(
                 f"--best_of {self.most}: {question.where or question.id} is answered at temperature 0, where all N "
-                "answers are the same; pass a positive --temperature."
+                "answers are the same; pass positive --temperatures."
             )
         return temperature
 

@@ -41,7 +41,7 @@ from segrew.language_models import best_dtype
 from segrew.liger import apply_liger_kernel
 from segrew.prompts import LoadedPrompts, Prompt, encode_prompts, load_prompts
 from segrew.run_directory import RunDirectory, read_jsonl
-from segrew.sources import DataRecord, write_records
+from segrew.sources import DataRecord, prompt_key, warn_of_shared_prompts, write_records
 
 BEST = "best-"  # and its step: the policy of the best evaluation, of a run with early stopping
 
@@ -193,6 +193,8 @@ def _load(config: PPOConfig, options: DataOptions) -> dict[str, LoadedPrompts]:
     if config.eval_dataset:
         reading = DataOptions(bad_rows=options.bad_rows, max_line_bytes=options.max_line_bytes)
         loaded["evaluation"] = load_prompts(config.eval_dataset, config.dataset_test_split, reading)
+        trained, held_out = ([prompt_key(prompt.messages) for prompt in part.prompts] for part in loaded.values())
+        warn_of_shared_prompts(trained, held_out, "prompts")
     return loaded
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +42,20 @@ def read_prior_sets(dataset: str, options: DataOptions | None = None) -> tuple[l
     """Read RewardBench's prior sets: a file whose rows name their subset, or the hub's set with a split for each."""
     if Path(dataset).exists() or ".json" in Path(dataset).name:
         return read_items(dataset, "train", prior_item, options)
-    parts = [read_items(dataset, name, pair_item, options) for name in PRIOR_SETS]
+    read = partial(pair_item, keep_identical=True)
+    parts = [read_items(dataset, name, read, options) for name in PRIOR_SETS]
     items = [replace(item, subset=name) for name, (held, _) in zip(PRIOR_SETS, parts, strict=True) for item in held]
     return items, [source for _, sources in parts for source in sources]
 
 
-def pair_item(row: Row, where: str) -> Item:
-    """A preference pair; equal answers stay, as ties."""
-    return item_of_pair(pair_of(row, where, keep_identical=True))
+def pair_item(row: Row, where: str, *, keep_identical: bool = False) -> Item:
+    """A preference pair; RewardBench's own rows all count, so there equal answers stay, as ties."""
+    return item_of_pair(pair_of(row, where, keep_identical=keep_identical))
 
 
 def rewardbench_item(row: Row, where: str) -> Item:
     """RewardBench v1: prompt, chosen, rejected, subset, id."""
-    item = pair_item(row, where)
+    item = pair_item(row, where, keep_identical=True)
     if not item.subset:
         raise ValueError(f"{where}: rows without a 'subset' are not in RewardBench's format; use --benchmark pairs.")
     return item

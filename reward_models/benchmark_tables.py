@@ -1,6 +1,6 @@
 """The terminal tables of `segrew rewardbench`: whatever a result holds, in the same few shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -41,22 +41,22 @@ def print_results(record: Mapping[str, Any], console: Console) -> None:
 
 
 def results_table(record: Mapping[str, Any]) -> Table:
-    """Return subsets and sections with accuracy, n, interval and ties, the length baseline beside."""
+    """Return subsets and sections with accuracy (of marked spans, mean AUC), n, interval and ties, and the baseline."""
     baseline, label = record.get("length_baseline"), record["settings"]["subset_label"]
     name_column = Column("", overflow="fold")
-    table = Table(name_column, "n", "accuracy", "95 % interval", "ties", "longer wins", title=record["benchmark"])
+    figure = "mean AUC" if "methods" in record else "accuracy"
+    table = Table(name_column, "n", figure, "95 % interval", "ties", "longer wins", title=record["benchmark"])
 
     def longer(kind: str, name: str) -> str:
         return _share(baseline[kind][name]["accuracy"]) if baseline else ""
 
     for name, entry in record["subsets"].items():
-        low, high = entry["ci95"]
         count = f"{entry['n']} of {entry['count']}" if entry.get("count") else str(entry["n"])
         table.add_row(
             f"{name} ({label})" if label else name,
             count,
             _share(entry["accuracy"]),
-            f"{low:.3f} - {high:.3f}",
+            _interval(entry["ci95"], ".3f", " - "),
             str(entry["ties"]),
             longer("subsets", name),
         )
@@ -90,13 +90,8 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     title = f"Compared to {comparison['to']}, on the rows of both"
     table = Table("", "n", "difference", "95 % interval", "better", "worse", "p (exact)", title=title)
     for name, entry in {**comparison["subsets"], "all": comparison["all"]}.items():
-        low, high = entry["ci95"]
-        numbers = (
-            f"{entry['difference']:+.3f}",
-            f"{low:+.3f} to {high:+.3f}",
-            str(entry["better"]),
-            str(entry["worse"]),
-        )
+        difference, interval = f"{entry['difference']:+.3f}", _interval(entry["ci95"], "+.3f")
+        numbers = (difference, interval, str(entry["better"]), str(entry["worse"]))
         table.add_row(name, str(entry["n"]), *numbers, f"{entry['p']:.3g}")
     left = comparison["only_ours"] + comparison["only_theirs"]
     if left:
@@ -112,5 +107,9 @@ def _figure(figure: Mapping[str, Any] | None, form: str) -> str:
     """Value and interval as text."""
     if not figure or figure["value"] is None:
         return ""
-    low, high = figure.get("ci95") or (None, None)
-    return f"{figure['value']:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None else "")
+    return f"{figure['value']:{form}}" + (f" ({_interval(figure['ci95'], form)})" if "ci95" in figure else "")
+
+
+def _interval(ends: Sequence[float] | None, form: str, between: str = " to ") -> str:
+    """Both ends as text; a single row has no interval."""
+    return between.join(f"{end:{form}}" for end in ends) if ends else "n/a"

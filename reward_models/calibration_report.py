@@ -31,9 +31,11 @@ def print_fit(normalizer: LocationNormalizer, record: dict[str, Any], console: C
             console.print(f"{name:6}  mean {scalar.mean(1.0):+.4f}, std {scalar.std(1.0):.4f}")
     console.print(f"In force: {normalizer.mode}")
     console.print(describe_length_bias(record["length_bias"]))
-    table = Table("location", "units", "mean", "residual", "std", "residual", title="Fit by location")
-    step = max(1, len(normalizer.bins) // 8)
-    for point in normalizer.bins[::step]:
+    bins, step = normalizer.bins, max(1, len(normalizer.bins) // 8)
+    shown = [point for k, point in enumerate(bins) if k % step == 0 or k == len(bins) - 1]
+    title = "Fit by location" + (f", {len(shown)} of {len(bins)} bins: one in {step}, and the last" if step > 1 else "")
+    table = Table("location", "units", "mean", "residual", "std", "residual", title=title)
+    for point in shown:
         table.add_row(
             f"{point.location:.3f}",
             str(point.count),

@@ -36,8 +36,8 @@ def compare_credits(ours: Credits, theirs: Credits) -> dict[str, Any]:
 
     Returns:
         all, and subsets by name: n, difference (ours - theirs, mean credit a row), its bootstrap interval over rows
-        (ci95), better and worse (rows), and p of McNemar's exact test on these two. only_ours, only_theirs: rows left
-        out.
+        (ci95; None of a single one), better and worse (rows), and p of McNemar's exact test on these two. only_ours,
+        only_theirs: rows left out.
 
     Raises:
         ValueError: they share no row.
@@ -61,7 +61,7 @@ def _paired(differences: list[float]) -> dict[str, Any]:
     return {
         "n": len(differences),
         "difference": sum(differences) / len(differences),
-        "ci95": list(bootstrap_interval(differences)),
+        "ci95": list(bootstrap_interval(differences)) if len(differences) > 1 else None,
         "better": better,
         "worse": worse,
         "p": sign_test(better, worse),

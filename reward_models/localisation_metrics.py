@@ -84,11 +84,12 @@ def chance_of_split(words: Int[np.ndarray, " n"], units: Int[np.ndarray, " n"]) 
 
 
 def mean_of_known(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean over responses with its bootstrap interval and their number; None where no response has the figure."""
+    """Mean over responses with their number and its bootstrap interval, which a single response does not have."""
     known = [value for value in values if value is not None]
     if not known:
         return {"value": None, "ci95": None, "n": 0}
-    return {"value": sum(known) / len(known), "ci95": list(bootstrap_interval(known)), "n": len(known)}
+    ends = list(bootstrap_interval(known)) if len(known) > 1 else None
+    return {"value": sum(known) / len(known), "ci95": ends, "n": len(known)}
 
 
 def paired_difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> dict[str, Any]:
@@ -122,8 +123,8 @@ def pooled_aucs(
         whole, draws = aucs(np.ones(len(wrong))), [aucs(drawn()) for _ in range(resamples)]
 
     def summary(value: float, values: list[float]) -> dict[str, Any]:
-        low, high = np.nanpercentile(values, (2.5, 97.5))
-        return {"value": value, "ci95": [float(low), float(high)], "n": len(wrong)}
+        ends = [float(end) for end in np.nanpercentile(values, (2.5, 97.5))] if len(wrong) > 1 else None
+        return {"value": value, "ci95": ends, "n": len(wrong)}
 
     found = {name: summary(whole[name], [draw[name] for draw in draws]) for name in methods}
     for name in methods:

@@ -24,6 +24,7 @@ SHOWN = (
     "samples.jsonl",
     "evaluation.jsonl",
 )
+_NOT_SHOWN = {"probe": "probe.json", "generate": "metadata.json"}  # command -> what it writes at its end
 
 
 @dataclass
@@ -104,10 +105,12 @@ def _read(place: Path, name: str) -> RunFiles:
         return run
     run.run = _object(place / "run.json", run)
     if not _holds(place, *SHOWN):
-        run.notes.append(
-            f"{name}: only the settings of `segrew {run.run.get('command')}` are shown; it is not finished, or a "
-            "report does not know what it writes"
-        )
+        command = run.run.get("command")
+        result = _NOT_SHOWN.get(str(command))
+        finished = result is not None and _holds(place, result)
+        done = f"it has finished, but what it wrote, {result} and beside it, is not part of a report"
+        why = done if finished else "it has written no result yet"
+        run.notes.append(f"{name}: only the settings of `segrew {command}` are shown; {why}")
     for kind in ("summary", "results", "judge", "calibration"):
         setattr(run, kind, _object(place / f"{kind}.json", run))
     run.samples = _rows(place / "samples.jsonl", run)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 from rich.progress import track
+from torch import nn
 
 from reward_models.benchmark_credit import Row
 from reward_models.benchmark_items import Item, score_fields, with_text
@@ -62,8 +63,9 @@ class BenchmarkConfig:
     subset_label: str = arg("", help="Written behind each subset's name in the table, such as 'rebuilt'.")
     dtype: Literal["auto", "float32", "bfloat16"] = arg(
         "auto",
-        help="Of the reward model's trunk; auto: as its files hold it. bfloat16 is faster where the processor has "
-        "it, and moves scores a little.",
+        help="Of the reward model's trunk and of the frozen model that cuts. auto: the trunk as its files hold it; the "
+        "frozen model, which of --tune head is the trunk too, in bfloat16 where the processor computes in it. "
+        "bfloat16 is faster there, and moves scores a little.",
     )
     max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     output_dir: str = arg("runs/rewardbench", help="Where results.json and scores.jsonl go; a stopped run goes on.")
@@ -100,9 +102,7 @@ def run_benchmark(
             "pair), so there is nothing to locate; --benchmark pairs takes pairs without marks."
         )
     others = load_scored_rows(config.compare_to, config.benchmark) if config.compare_to else None
-    reward_model = SegmentRewardModel.from_pretrained(
-        config.reward_model, dtype=getattr(torch, config.dtype, config.dtype)
-    )
+    reward_model = SegmentRewardModel.from_pretrained(config.reward_model, dtype=getattr(torch, config.dtype, None))
     items = [with_text(item, reward_model.chat) for item in _first_of_each_subset(items, config.max_per_subset)]
     run, rows = RunDirectory(config.output_dir), list[dict[str, Any]]()
     if processes.is_main():
@@ -173,7 +173,7 @@ def scoring_settings(
         "max_length": reward_model.card.max_length,
         "overlong": reward_model.card.overlong,
         "normalizer": normalizer.mode if normalizer else "none",
-        "dtype": str(next(reward_model.model.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(next(_trunk_of(reward_model).parameters()).dtype).removeprefix("torch."),
         "benchmark": config.benchmark,
         "dataset": config.source[0],
         "split": config.source[1],
@@ -183,6 +183,12 @@ def scoring_settings(
         "max_per_subset": config.max_per_subset,
         "rows": f"{len(items)} ({texts.hexdigest()[:8]})",
     } | numbers
+
+
+def _trunk_of(reward_model: SegmentRewardModel) -> nn.Module:
+    """Return the model whose states are read: the segmenter where it is the trunk and runs anyway."""
+    of_segmenter = reward_model.card.trunk_is_segmenter and reward_model.segmentation.needs_model
+    return reward_model.segmenter() if of_segmenter else reward_model.model
 
 
 def _files_digest(directory: str | None) -> str | None:

@@ -15,7 +15,7 @@ EXAMPLE_COUNTS = {
     "mt-bench-easy": 28,
     "mt-bench-med": 40,
     "mt-bench-hard": 37,
-    "math-prm": 984,  # it has 447 rows: weighted up, so that mathematics counts as much as code
+    "math-prm": 984,  # weighted up, so that mathematics counts as much as code
     "refusals-dangerous": 100,
     "refusals-offensive": 100,
     "llmbar-natural": 100,
@@ -33,6 +33,7 @@ EXAMPLE_COUNTS = {
     "hep-python": 164,
     "hep-rust": 164,
 }
+ROW_COUNTS = EXAMPLE_COUNTS | {"math-prm": 447}
 SUBSET_MAPPING = {
     "Chat": ["alpacaeval-easy", "alpacaeval-length", "alpacaeval-hard", "mt-bench-easy", "mt-bench-med"],
     "Chat Hard": [
@@ -67,7 +68,8 @@ def rewardbench_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         rows: `id`, `subset`, `score_chosen`, `score_rejected` (or `scores`, both) each, compared as they come.
 
     Returns:
-        subsets: name -> accuracy, n, ties, ci95 (Wilson), and count, the fixed weight (None where unmapped).
+        subsets: name -> accuracy, n, ties, ci95 (Wilson), and count, the rows that it has officially (None
+            where unmapped).
         sections: name -> accuracy, n, and missing, its absent subsets; only sections with a subset present.
         overall: the official total; None where no section is present.
         section_mean: the plain mean of the four sections, which papers print.
@@ -79,7 +81,7 @@ def rewardbench_scores(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         ValueError: no rows, a row without these fields, or a score that is not a number.
     """
     tallies, pooled = tally_by_subset(rows)
-    subsets = {name: entry | {"count": EXAMPLE_COUNTS.get(name)} for name, entry in tallies.items()}
+    subsets = {name: entry | {"count": ROW_COUNTS.get(name)} for name, entry in tallies.items()}
     sections = {name: _section(subsets, members) for name, members in SUBSET_MAPPING.items()}
     sections[PRIOR_SECTION] = _section(subsets, PRIOR_SETS)
     present = {name: section for name, section in sections.items() if section["n"]}

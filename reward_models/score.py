@@ -59,9 +59,10 @@ def answers_in(row: Row, where: str) -> list[Answer]:
     if isinstance(response, list) and response and isinstance(response[-1], dict):
         response = response[-1].get("content")  # TRL's conversational completion
     if not isinstance(response, str) or not {"prompt", "messages"} & set(row):
+        found = [f"{name} (null)" if row[name] is None else name for name in sorted(row)]
         raise ValueError(
             f"{where}: needs 'prompt' and 'response' (or 'chosen' and 'rejected'), as texts or messages; found "
-            f"{', '.join(sorted(row))}."
+            f"{', '.join(found)}."
         )
     prompt = prompt_of(row, where)
     name = where.rsplit(" ", 1)[-1] if row.get("id") is None else str(row["id"])
@@ -113,8 +114,7 @@ class ScoreOutput:
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
 
-def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], list[ScoredResponse], DataRecord]:
-    answers, sources = load_answers(config.dataset_name, config.dataset_split, options, limit=config.max_rows)
+def _score(config: ScoreConfig, answers: list[Answer]) -> list[ScoredResponse]:
     reward_model = SegmentRewardModel.from_pretrained(config.reward_model)
     own = processes.share(answers)
     scored = reward_model.score(
@@ -124,9 +124,7 @@ def _score(config: ScoreConfig, options: DataOptions) -> tuple[list[Answer], lis
         description=processes.label("Scoring"),
         templates=[answer.template for answer in own],
     )
-    scored = processes.gather_list(scored)
-    fitted = Counter(f"with {part} cut to fit" for result in scored for part in result.cut)
-    return answers, scored, DataRecord("scored", "answers", len(scored), sources, fitted)
+    return processes.gather_list(scored)
 
 
 def main(argv: list[str]) -> None:
@@ -136,10 +134,13 @@ def main(argv: list[str]) -> None:
         "command": "score", "config": to_dict(config, output, options), "overwrite": output.overwrite_output_dir
     }  # fmt: skip
     RunDirectory(output.output_dir).check(**claim)
-    answers, scored, record = _score(config, options)
+    answers, sources = load_answers(config.dataset_name, config.dataset_split, options, limit=config.max_rows)
+    scored = _score(config, answers)
     if not processes.is_main():
         return
     run = RunDirectory.create(output.output_dir, **claim)
+    fitted = Counter(f"with {part} cut to fit" for result in scored for part in result.cut)
+    record = DataRecord("scored", "answers", len(scored), sources, fitted)
     write_records(run.path, [record])
     records = [score_record(answer, result) for answer, result in zip(answers, scored, strict=True)]
     write_jsonl(run.path / "scores.jsonl", records)
@@ -166,11 +167,16 @@ def coloured(answer: Answer, scored: ScoredResponse) -> Text:
 def show(argv: list[str]) -> None:
     """Run `segrew show`."""
     config, options = parse("show", (ScoreConfig, DataOptions), argv)
-    config.max_rows = config.max_rows or 6
-    console = Console(quiet=not processes.is_main())
-    answers, scored, _ = _score(config, options)
-    console.print("Background from orange (low) to blue (high); the number behind a segment is its reward.")
+    console, most = Console(quiet=not processes.is_main()), config.max_rows or 6
+    found, _ = load_answers(config.dataset_name, config.dataset_split, options, limit=most + 1)
+    answers = found[:most]
+    scored = _score(config, answers)
+    normalized = scored[0].segments[0].normalized is not None
+    kind = "normalized, while a score is made of rewards as read" if normalized else "as it was read"
+    console.print(f"Background from orange (low) to blue (high); the number behind a segment is its reward, {kind}.")
     for answer, result in zip(answers, scored, strict=True):
         asked = answer.prompt[-1]["content"] if answer.prompt else "(whole texts, no prompt)"
         console.print(Text(f"\n> {asked}", style="italic"))
         console.print(coloured(answer, result))
+    if len(found) > most:
+        console.print(f"\nThese are the first {most} answers of more; --max_rows says how many are shown.")

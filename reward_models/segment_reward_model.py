@@ -54,12 +54,13 @@ class SegmentRewardModel:
         card: RewardModelCard,
         normalizer: LocationNormalizer | None = None,
         segmenter: nn.Module | None = None,
+        segmenter_dtype: torch.dtype | None = None,
     ):
         self.model, self.chat, self.card, self.normalizer = model, chat, card, normalizer
         self.head.float()
         if card.aggregator == "learned":
             require_unit_attention(model, card.base_model).float()
-        self._segmenter = segmenter
+        self._segmenter, self._segmenter_dtype = segmenter, segmenter_dtype
 
     @classmethod
     def from_pretrained(
@@ -67,7 +68,7 @@ class SegmentRewardModel:
         directory: str | Path,
         device: torch.device | None = None,
         *,
-        dtype: torch.dtype | str = "auto",
+        dtype: torch.dtype | None = None,
         segmentation: SegmentationConfig | None = None,
         base_model: str | None = None,
         chat_template: str | None = None,
@@ -75,7 +76,7 @@ class SegmentRewardModel:
         """Load a reward-model directory, a reward model of the hub, or one that another program wrote.
 
         Args:
-            dtype: of the trunk; "auto" as the files hold it. Heads are float32.
+            dtype: of trunk and segmenter; None: as the trunk's files hold it, and `best_dtype`. Heads are float32.
             segmentation, base_model, chat_template: for a checkpoint without `segrew.json`: where its rewards are read
                 (default once, at the stop token), the language model that cuts, and the template it was trained with.
 
@@ -87,7 +88,7 @@ class SegmentRewardModel:
         if card and any(value is not None for value in (segmentation, base_model, chat_template)):
             raise ValueError(f"{directory} has a {CARD_FILE}, which says how it is read; pass nothing beside it.")
         chat = ChatFormat.from_tokenizer(load_tokenizer(str(path)), chat_template)
-        segmenter = load_causal_lm(base_model, device=device) if base_model else None
+        segmenter = load_causal_lm(base_model, dtype=dtype, device=device) if base_model else None
         normalizer = None
         if card is not None:
             if chat.fingerprint != card.tokenizer_fingerprint:
@@ -101,16 +102,16 @@ class SegmentRewardModel:
                 str(directory), config, chat, segmentation=segmentation, base_model=base_model, segmenter=segmenter
             )
             normalizer = score_normalizer(config, card)
-        model = load_classifier(path, dtype=dtype).to(device).eval()
+        model = load_classifier(path, dtype=dtype or "auto").to(device).eval()
         if (path / NORMALIZER_FILE).exists():
             normalizer = LocationNormalizer.load(path / NORMALIZER_FILE)
-        return cls(model, chat, card.within(model), normalizer, segmenter)
+        return cls(model, chat, card.within(model), normalizer, segmenter, dtype)
 
     def save_pretrained(self, directory: str | Path, *, merge: bool = True) -> None:
         """Write a directory that plain `AutoModelForSequenceClassification` loads.
 
         Args:
-            merge: fold LoRA weights into the base, in memory too; otherwise write the adapter with its head.
+            merge: fold LoRA weights into the base, in memory too; else write the adapter with its head (num_labels=1).
         """
         directory = Path(directory)
         model: Any = self.model
@@ -167,7 +168,7 @@ class SegmentRewardModel:
                     f"back there, or write where it is now as base_model into {CARD_FILE}."
                 )
             device = next(self.model.parameters()).device
-            model = load_causal_lm(self.card.base_model, device=device)
+            model = load_causal_lm(self.card.base_model, dtype=self._segmenter_dtype, device=device)
             if model_fingerprint(model) != self.card.segmenter_fingerprint:
                 raise ValueError(
                     f"the segmenter '{self.card.base_model}' has other weights than when this reward model was "
@@ -283,10 +284,8 @@ class SegmentRewardModel:
             finished: False for a response that was cut off, and so has no stop token.
             template: further arguments of the chat template, such as tools.
         """
-        card = self.card
-        encoded = encode_answer(
-            prompt, response, self.chat, card.max_length, card.overlong, template, finished=finished
-        )
+        limits = self.card.max_length, self.card.overlong
+        encoded = encode_answer(prompt, response, self.chat, *limits, template, finished=finished)
         assert encoded is not None, "a card never drops"
         return encoded
 

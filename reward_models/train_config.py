@@ -11,7 +11,7 @@ from segrew.chat import SystemRole
 from segrew.config import arg, given
 from segrew.conversations import TOKENS_PER_BATCH
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.encoding import Overlong
+from segrew.encoding import Overlong, require_room
 from segrew.language_models import best_dtype
 from segrew.liger import check_liger_kernel
 from segrew.preferences import EMBEDDED_PAIRS
@@ -73,8 +73,7 @@ class RewardModelConfig(RuleFlags):
             )
         if self.temperature <= 0:
             raise ValueError(f"--temperature {self.temperature}: must be positive.")
-        if self.max_length < 8:
-            raise ValueError(f"--max_length {self.max_length}: no room for an answer; use at least 8.")
+        require_room(self.max_length)
         if self.head_penalty < 0:
             raise ValueError(f"--head_penalty {self.head_penalty}: must not be negative.")
         if self.lora_r < 1:

@@ -16,9 +16,9 @@ from segrew.chat import ChatFormat
 from segrew.data_options import DataOptions
 from segrew.encoding import cutting
 from segrew.language_models import load_causal_lm, load_tokenizer, model_fingerprint, require_context
-from segrew.preferences import LoadedPairs, load_preferences
+from segrew.preferences import LoadedPairs, key_of, load_preferences
 from segrew.records import splits_of
-from segrew.sources import DataRecord, names_of
+from segrew.sources import DataRecord, names_of, prompt_key, warn_of_shared_prompts
 from segrew.text_rules import warn_of_fallbacks
 
 
@@ -29,6 +29,8 @@ def load_pairs(
     limits: dict[str, Any] = {"limit": config.max_pairs, "seed": seed}
     train = load_preferences(config.dataset_name, config.dataset_train_split, options.for_stage("reward"), **limits)
     loaded = train, _held_out(config, options, console, limits)
+    trained, held_out = ([key_of(pair, prompt_key) for pair in part.pairs] for part in loaded)
+    warn_of_shared_prompts(trained, held_out, "pairs")
     for record in data_records(loaded):
         console.print(str(record), highlight=False, markup=False, soft_wrap=True)
     return loaded

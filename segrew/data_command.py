@@ -16,7 +16,7 @@ from segrew.config import arg, parse
 from segrew.data_options import STAGES, DataOptions
 from segrew.dataset_formats import gives_pairs
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs
+from segrew.encoding import EncodedPair, Overlong, conversations_of, encode_pairs, require_room
 from segrew.language_models import load_tokenizer
 from segrew.preferences import EMBEDDED_PAIRS, LoadedPairs, PreferencePair, key_of, load_preferences, longer_wins
 from segrew.prompts import LoadedPrompts, encode_prompts, load_prompts
@@ -50,6 +50,7 @@ class DataConfig(RuleFlags):
     output_file: str | None = arg(None, help="Write the pairs here, as .jsonl in TRL's conversational columns.")
 
     def __post_init__(self) -> None:
+        require_room(self.max_length)
         rule = self.segmentation()
         rule.software()  # refuses what is not installed
         if rule.needs_model:

@@ -22,6 +22,16 @@ def cutting(overlong: Overlong) -> Overlong:
     return "truncate_response" if overlong == "truncate_response" else "truncate_prompt_left"
 
 
+def require_room(max_length: int) -> None:
+    """Refuse a maximum length in which no prompt and answer fit.
+
+    Raises:
+        ValueError: it is below 8.
+    """
+    if max_length < 8:
+        raise ValueError(f"--max_length {max_length}: no room for an answer; use at least 8.")
+
+
 @dataclass(frozen=True)
 class EncodedAnswer:
     """A prompt and one response to it as token ids.

@@ -3,8 +3,8 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from segrew.chat import Message
@@ -234,9 +234,9 @@ def pair_of(row: Row, where: str, *, keep_identical: bool = False) -> Preference
     )
 
 
-def key_of(pair: PreferencePair) -> str:
-    """Return the `stage_key` of a pair's prompt; a whole text, which has none, stands for itself."""
-    return str(pair.ids[0]) if pair.ids else stage_key(pair.prompt) if pair.prompt else pair.chosen
+def key_of(pair: PreferencePair, key: Callable[[list[Message]], str] = stage_key) -> str:
+    """Return the key of a pair's prompt; a whole text, which has none, stands for itself."""
+    return str(pair.ids[0]) if pair.ids else key(pair.prompt) if pair.prompt else pair.chosen
 
 
 def load_preferences(
@@ -246,7 +246,6 @@ def load_preferences(
     *,
     limit: int | None = None,
     seed: int = 0,
-    keep_identical: bool = False,
 ) -> LoadedPairs:
     """Load preference pairs from files, directories, the hub, or the embedded set ("everyday").
 
@@ -254,13 +253,11 @@ def load_preferences(
 
     Args:
         limit, seed: of several data sets, see `segrew.sources.load`.
-        keep_identical: keep pairs of equal answers, which an evaluation counts as ties.
 
     Raises:
         ValueError: what is wrong, in which file and line; also when no usable pair is left.
     """
-    convert = partial(pair_of, keep_identical=keep_identical)
-    pairs, sources = load(names, split, options or DataOptions(), convert, key_of, what="pairs", limit=limit, seed=seed)
+    pairs, sources = load(names, split, options or DataOptions(), pair_of, key_of, what="pairs", limit=limit, seed=seed)
     return LoadedPairs(pairs, sources)
 
 

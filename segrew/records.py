@@ -56,7 +56,7 @@ def _object_of(line: bytes, where: str, limit: int | None) -> Record:
     if limit is not None and len(line) > limit:
         raise ValueError(f"{where}: {len(line)} bytes, more than --max_line_bytes {limit}.")
     try:
-        record = json.loads(_text_of(line, where))
+        record = json.loads(_text_of(line.rstrip(b"\r\n"), where))  # its end would count as column 1 of a next line
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno}).") from None
     if not isinstance(record, dict):

@@ -11,7 +11,7 @@ from segrew.config import arg, parse, to_dict
 from segrew.conversations import TOKENS_PER_BATCH, Conversations
 from segrew.data_options import DataOptions
 from segrew.embedded_model import EMBEDDED_MODEL
-from segrew.encoding import Overlong, conversations_of, encode_pairs
+from segrew.encoding import Overlong, conversations_of, encode_pairs, require_room
 from segrew.language_models import load_causal_lm, load_tokenizer, require_context
 from segrew.preferences import EMBEDDED_PAIRS, PreferencePair, load_preferences
 from segrew.rule_flags import RuleFlags
@@ -38,12 +38,12 @@ class SegmentConfig(RuleFlags):
     max_pairs: int | None = arg(None, help="Use at most so many pairs: the first, or a draw from several sets.")
     max_tokens_per_batch: int = arg(TOKENS_PER_BATCH, help="Tokens of a forward pass, each prompt counted once.")
     seed: int = arg(0, help="Of the rule random_ngram, and of a draw from several data sets.")
-    output_dir: str = arg("", help="Where segments.jsonl and lengths.svg go; default runs/segments-RULE.")
+    output_dir: str | None = arg(None, help="Write segments.jsonl and lengths.svg here; default: only the table.")
     overwrite_output_dir: bool = arg(False, help="Replace the run that --output_dir holds.")
 
     def __post_init__(self) -> None:
+        require_room(self.max_length)
         self.segmentation().software()  # refuses what is wrong or not installed
-        self.output_dir = self.output_dir or f"runs/segments-{self.rule}"
 
 
 def main(argv: list[str]) -> None:
@@ -53,7 +53,8 @@ def main(argv: list[str]) -> None:
     claim: dict[str, Any] = {
         "command": "segment", "config": to_dict(config, options), "overwrite": config.overwrite_output_dir
     }  # fmt: skip
-    RunDirectory(config.output_dir).check(**claim)
+    if config.output_dir:
+        RunDirectory(config.output_dir).check(**claim)
     limits: dict[str, Any] = {"limit": config.max_pairs, "seed": config.seed}
     loaded = load_preferences(config.dataset_name, config.dataset_split, options, **limits)
     chat = ChatFormat.from_tokenizer(load_tokenizer(config.model_name_or_path), config.chat_template)
@@ -63,10 +64,8 @@ def main(argv: list[str]) -> None:
     model = load_causal_lm(config.model_name_or_path) if rule.needs_model else None
     if model is not None:
         require_context(model, config.max_length, config.model_name_or_path)
-    run = RunDirectory.create(config.output_dir, **claim)
     record = DataRecord("segmented", "pairs", len(pairs), loaded.sources, fitted)
     console.print(str(record), highlight=False, markup=False, soft_wrap=True)
-    write_records(run.path, [record])
     conversations = conversations_of(encoded)
     mask, ended, texts = conversations.mask, conversations.ended, chat.response_texts(conversations.responses)
     inputs: dict[str, Any] = {"generator": torch.Generator().manual_seed(config.seed)}
@@ -78,14 +77,21 @@ def main(argv: list[str]) -> None:
         rule = rule.resolve(features.entropy, mask)
     cut = segment(rule, mask, texts=texts, ended=ended, **inputs)
     warn_of_fallbacks([cut])
-    write_jsonl(run.path / "segments.jsonl", _rows(pairs, chat, conversations, cut, features))
-    run.write_json("segmentation.json", rule.to_dict())
     chosen, others = UnitLengths.of(rule, cut), []
     if features is not None and rule.rule == "entropy":
         others = over_thresholds(features.entropy, mask, ended, texts)
-    plot_lengths(cut, chosen, others, run.path / "lengths.svg")
     console.print(f"{rule.label}: {int(cut.counts.sum())} units, {chosen.mean:.2f} tokens each, {len(texts)} responses")
     console.print(length_table(chosen, others))
+    if not config.output_dir:
+        console.print(
+            "Nothing is written; --output_dir keeps the units of each response and a picture of their lengths."
+        )
+        return
+    run = RunDirectory.create(config.output_dir, **claim)
+    write_records(run.path, [record])
+    write_jsonl(run.path / "segments.jsonl", _rows(pairs, chat, conversations, cut, features))
+    run.write_json("segmentation.json", rule.to_dict())
+    plot_lengths(cut, chosen, others, run.path / "lengths.svg")
     console.print(f"Units written to {run.path / 'segments.jsonl'}, their lengths drawn in lengths.svg")
 
 

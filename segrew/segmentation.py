@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
@@ -124,6 +125,11 @@ class SegmentationConfig:
                 f"threshold {self.threshold} is no number of nats; for cuts everywhere or nowhere there are "
                 "the rules token and response"
             )
+        if self.threshold is not None and self.threshold < 0 and not self.resolved:
+            raise ValueError(
+                f"threshold {self.threshold:g}: entropies are never negative, so each token would be a unit; take "
+                "rule token for that, or a threshold of 0 or more"
+            )
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise ValueError(f"quantile {self.quantile} must lie between 0 and 1, such as 0.8")
         if self.target_length is not None and not 1 <= self.target_length < math.inf:
@@ -180,6 +186,13 @@ class SegmentationConfig:
         else:
             opened = mask.sum() / self.target_length - (mask & (index == 0)).sum()
             at = float(1 - opened / len(values))
+            if at > 1:
+                mean = float(mask.sum(1).float().mean())
+                warnings.warn(
+                    f"target_length {self.target_length:g}: missed, as responses have {mean:.1f} tokens on average and "
+                    "each is one unit now; ask for less, or take rule response",
+                    stacklevel=2,
+                )
         place = min(max(at, 0.0), 1.0) * (len(values) - 1)
         low, high = values[math.floor(place)], values[math.ceil(place)]
         return replace(self, threshold=float(low + (high - low) * (place % 1)), resolved=True)

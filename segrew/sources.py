@@ -3,8 +3,9 @@
 import hashlib
 import json
 import random
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -80,6 +81,18 @@ def stage_key(messages: list[dict[str, Any]]) -> str:
     A longer conversation with the same opening, or the same question under other instructions, is in the same part.
     """
     return prompt_key([message for message in messages if message["role"] != "system"][:1] or messages)
+
+
+def warn_of_shared_prompts(training: Iterable[str], held_out: Sequence[str], what: str) -> None:
+    """Warn where held-out items, given by their prompts' keys, have a prompt that is trained on."""
+    trained = set(training)
+    shared = sum(key in trained for key in held_out)
+    if shared:
+        warnings.warn(
+            f"{shared} of {len(held_out)} evaluation {what} have a prompt that is trained on too, so what is measured "
+            "on them says little of new prompts; take these prompts out of the training set.",
+            stacklevel=3,
+        )
 
 
 def stage_of(key: str, shares: tuple[float, ...]) -> Stage:

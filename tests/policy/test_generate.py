@@ -157,8 +157,8 @@ def test_what_is_written_can_be_judged(run):
         ({"best_of": 0}, "--best_of [0]: each N must be at least 1"),
         ({"best_of": 2}, "--best_of needs scores"),
         ({"compare_to": "x"}, "--compare_to needs scores"),
-        ({"temperature": -1}, "--temperature -1.0: must be positive"),
-        ({"temperature": "nan"}, "--temperature nan"),
+        ({"temperature": -1}, "--temperatures -1.0: must be positive"),
+        ({"temperatures": "nan"}, "--temperatures nan"),
         ({"max_new_tokens": 0}, "--max_new_tokens 0"),
         ({"max_new_tokens": 600}, "the model's context has 512"),
         ({"stop_token_ids": 259}, "--stop_token_ids [259]: the tokenizer has the ids 0 to 258"),
@@ -178,10 +178,10 @@ def test_bad_settings_are_one_line_and_write_nothing(run, capsys, flags, message
 
 def test_n_equal_answers_and_unknown_categories_are_refused(run, capsys, reward_dirs, tmp_path):
     run(code=2, temperature=0, best_of=2, reward_model=reward_dirs["response"])
-    assert "all N answers are the same" in capsys.readouterr().err
+    assert "all N answers are the same; pass positive --temperatures" in capsys.readouterr().err
     file = write(tmp_path / "question.jsonl", [BENCH[0] | {"category": "poetry"}])
     run(code=2, format="mt_bench", dataset_name=file)
-    assert "no temperature for category 'poetry'; pass --temperature" in capsys.readouterr().err
+    assert "no temperature for category 'poetry'; pass --temperatures" in capsys.readouterr().err
     assert run(format="mt_bench", dataset_name=file, temperature=0.5).is_dir()
 
 

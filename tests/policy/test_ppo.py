@@ -320,7 +320,8 @@ def test_what_was_read_left_out_and_cut_is_kept_with_the_run(settings, tmp_path)
     path = tmp_path / "some.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = settings(total_steps=1, dataset_name=[str(path)], eval_dataset=str(path), eval_samples=2)
-    run = train_policy(config, DataOptions(stage_split="20,40,40"))
+    with pytest.warns(UserWarning, match=r"of 21 evaluation prompts have a prompt that is trained on"):
+        run = train_policy(config, DataOptions(stage_split="20,40,40"))
     record = json.loads((run / "data.json").read_text())
     training, evaluation = record["training"], record["evaluation"]
     assert (

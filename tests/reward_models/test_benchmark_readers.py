@@ -61,9 +61,15 @@ def test_lists_of_answers_keep_the_better_ones_first(file):
 
 def test_rows_that_cannot_be_scored_are_counted(file):
     pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    items, (source,) = read_items(file(pair, pair | {"rejected": " "}, pair | {"rejected": "a"}), "", pair_item)
-    assert [item.answers for item in items] == [["a", "b"], ["a", "a"]]
-    assert (source.rows, source.used, source.skipped) == (3, 2, {"empty answer": 1})
+    path = file(pair, pair | {"rejected": " "}, pair | {"rejected": "a"})
+    items, (source,) = read_items(path, "", pair_item)
+    assert [item.answers for item in items] == [["a", "b"]]
+    assert (source.rows, source.used, source.skipped) == (3, 1, {"empty answer": 1, "identical answers": 1})
+
+
+def test_rewardbenchs_rows_count_with_equal_answers_too(file):
+    (item,) = items_of(file({"prompt": "q", "chosen": "a", "rejected": "a", "subset": "hep-go"}), rewardbench_item)
+    assert item.answers == ["a", "a"]
 
 
 @pytest.mark.parametrize(

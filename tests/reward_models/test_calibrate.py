@@ -8,6 +8,8 @@ from rich.console import Console
 
 from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.calibrate import CalibrationConfig, calibrate
+from reward_models.calibration_report import print_fit
+from reward_models.length_bias import length_bias
 from segrew.cli import main
 from segrew.run_directory import read_json, write_json
 
@@ -116,3 +118,15 @@ def test_score_against_length_is_said_and_stored(reward_dir, fit, short_pairs):
     assert record["length_bias"]["correlation"] == pytest.approx(expected, abs=1e-4)
     assert record["responses"] == record["length_bias"]["n"] == 24 and record["settings"]["regression"] == "huber"
     assert f"Score against length: correlation {expected:+.2f}" in said
+
+
+def test_the_table_of_many_bins_ends_with_the_last_and_says_what_it_shows():
+    locations = torch.arange(1, 401) / 400
+    normalizer = LocationNormalizer(rule="entropy>1").fit(locations.cos() + 0.1 * (40 * locations).sin(), locations)
+    console = Console(width=200, record=True, quiet=False)
+    bins, bias = normalizer.bins, length_bias([1.0], [1], [0])
+    print_fit(normalizer, {"units": 400, "responses": 1, "length_bias": bias}, console)
+    said = console.export_text()
+    shown = [point for point in bins if f"{point.location:.3f} " in said]
+    assert len(bins) % (len(bins) // 8) != 1 and shown[-1] is bins[-1]  # one in so many alone would leave it out
+    assert f"{len(shown)} of {len(bins)} bins: one in {len(bins) // 8}, and the last" in said

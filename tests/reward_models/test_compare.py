@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from reward_models.benchmark_tables import comparison_table
 from reward_models.compare import compare_credits, load_scored_rows
 from segrew.metrics import bootstrap_interval, sign_test
 
@@ -52,3 +53,10 @@ def test_what_is_no_finished_run_of_the_benchmark_is_refused(tmp_path):
     with pytest.raises(ValueError, match="results of --benchmark rm-bench, not of pairs"):
         load_scored_rows(str(tmp_path / "results.json"), "pairs")
     assert load_scored_rows(str(tmp_path / "results.json"), "rm-bench") == [{"id": 1}]
+
+
+def test_one_row_has_no_interval():
+    found = compare_credits(credits([1]), credits([0]))["all"]
+    assert found["difference"] == 1.0 and found["ci95"] is None
+    table = comparison_table({"to": "x", "all": found, "subsets": {}, "only_ours": 0, "only_theirs": 0})
+    assert [list(column.cells) for column in table.columns][3] == ["n/a"]

@@ -63,6 +63,7 @@ def test_means_leave_out_what_is_unknown():
     low, high = mean_of_known([1.0, 3.0])["ci95"]
     assert (low, high) == (1.0, 3.0)
     assert paired_difference([1.0, None, 3.0], [0.5, 1.0, 1.5])["value"] == 1.0
+    assert mean_of_known([None, 2.0]) == {"value": 2.0, "ci95": None, "n": 1}  # one value says nothing of its spread
     assert mean_of_known([None]) == {"value": None, "ci95": None, "n": 0}
 
 
@@ -76,3 +77,4 @@ def test_pooled_auc_is_that_of_all_tokens_together():
     assert found["other"]["ours_minus_this"]["value"] == pytest.approx(2 / 6)
     low, high = found["segments"]["ci95"]
     assert low <= 4 / 6 <= high and "ours_minus_this" not in found["segments"]
+    assert pooled_aucs({"segments": rewards[:1]}, wrong[:1])["segments"] == {"value": 1.0, "ci95": None, "n": 1}

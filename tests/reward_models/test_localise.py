@@ -8,6 +8,7 @@ import torch
 
 from reward_models import LocationNormalizer
 from reward_models.benchmark_items import Item
+from reward_models.benchmark_tables import results_table
 from reward_models.localise import (
     METHODS,
     OURS,
@@ -128,6 +129,15 @@ def test_subsets_are_kinds_of_span_against_what_is_in_none():
     # rude: row 1 has AUC 1; row 2 has 3, 1 against 1, 1: two draws of four. vague: 2, 2 against 1, 1.
     assert result["rude"]["accuracy"] == pytest.approx((1 + 0.25) / 2) and result["rude"]["n"] == 2
     assert result["vague"]["accuracy"] == 0.0 and result["all"]["ties"] == 0
+
+
+def test_the_table_says_auc_and_gives_a_single_response_no_interval():
+    record = localisation_scores(ROWS) | {"benchmark": "localisation", "settings": {"subset_label": ""}}
+    table = results_table(record)
+    assert [column.header for column in table.columns][1:4] == ["n", "mean AUC", "95 % interval"]
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert record["subsets"]["vague"]["n"] == 1 and rows[2][:4] == ("vague", "1", "0.000", "n/a")
+    assert rows[0][3] == "0.125 - 1.000"
 
 
 def test_credits_are_the_aucs_of_responses_that_have_one():

@@ -263,12 +263,16 @@ def test_a_directory_of_an_unknown_kind_is_said_beside_those_that_are_shown(demo
     probe = tmp_path / "probe"
     probe.mkdir()
     (probe / "run.json").write_text(json.dumps({"command": "probe", "config": {}}))
-    places = [str(place) for place in (tmp_path / "strange", probe, demo)]
+    answers = shutil.copytree(probe, tmp_path / "answers")
+    (answers / "run.json").write_text(json.dumps({"command": "generate", "config": {}}))
+    (answers / "metadata.json").write_text("{}")
+    places = [str(place) for place in (tmp_path / "strange", probe, answers, demo)]
     main(["--run_dirs", *places, "--output_file", str(tmp_path / "r.html")])
     text, said = "".join(_Page((tmp_path / "r.html").read_text()).text), capsys.readouterr().out
     for shown in (text, said):
         assert "strange: no file that a report can show" in shown
-        assert "only the settings of `segrew probe` are shown" in shown
+        assert "only the settings of `segrew probe` are shown; it has written no result yet" in shown
+        assert "of `segrew generate` are shown; it has finished, but what it wrote, metadata.json and" in shown
 
 
 def test_score_files_are_compared_and_equal_names_told_apart(tmp_path):

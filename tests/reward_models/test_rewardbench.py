@@ -11,7 +11,7 @@ from rich.console import Console
 import reward_models.rewardbench as rewardbench
 from reward_models import SegmentRewardModel, rewardbench_scores
 from reward_models.rewardbench import BenchmarkConfig, run_benchmark
-from segrew import segmenter
+from segrew import language_models, segmenter
 from segrew.cli import main
 from segrew.metrics import wilson_interval
 from segrew.run_directory import read_json, read_jsonl
@@ -97,6 +97,11 @@ def test_pairs_without_subsets_have_one_accuracy(tmp_path, head_dir, pairs_file,
     assert record["subsets"]["all"]["n"] == 12 and record["missing"] == []
 
 
+def test_pairs_of_identical_answers_are_left_out_and_counted(bench, rows, tmp_path):
+    record, _, said = bench(benchmark="pairs", dataset_name=write(tmp_path / "pairs.jsonl", rows))
+    assert record["pooled"]["n"] == 11 and record["ties"] == 0 and "1 left out: identical answers" in said
+
+
 def test_the_first_rows_of_each_subset_are_enough_for_a_look(tmp_path, head_dir, bench_file):
     config = BenchmarkConfig(
         reward_model=str(head_dir), dataset_name=str(bench_file), output_dir=str(tmp_path / "a"), max_per_subset=2
@@ -111,6 +116,21 @@ def test_dtype_is_that_of_the_trunk_and_part_of_the_settings(bench, head_dir):
     assert half["settings"]["dtype"] == "bfloat16" and len(read_jsonl(out / "scores.jsonl")) == 12
     with pytest.raises(ValueError, match="dtype 'bfloat16', now 'float32'"):
         bench("half")
+
+
+def test_a_given_dtype_reaches_the_frozen_trunk_that_is_read_in_bfloat16_by_default(bench, head_dir, monkeypatch):
+    exact, exact_out, _ = bench("exact")
+    monkeypatch.setattr(language_models, "best_dtype", lambda device: torch.bfloat16)
+    default, half_out, _ = bench("default")
+    given, given_out, _ = bench("given", dtype="float32")
+    dtypes = [record["settings"]["dtype"] for record in (exact, default, given)]
+    assert dtypes == ["float32", "bfloat16", "float32"]
+    scores = [[row["scores"] for row in read_jsonl(out / "scores.jsonl")] for out in (exact_out, half_out, given_out)]
+    assert scores[2] == scores[0] != scores[1]
+    segmenters = [
+        SegmentRewardModel.from_pretrained(head_dir, dtype=dtype).segmenter() for dtype in (None, torch.float32)
+    ]
+    assert [next(model.parameters()).dtype for model in segmenters] == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.parametrize("rule", ["response", "token"])
@@ -237,7 +257,7 @@ def test_length_and_truncation_are_reported(bench, rows, head_dir):
     expected = torch.corrcoef(torch.tensor([scores, lengths]))[0, 1].item()
     assert record["length_bias"]["correlation"] == pytest.approx(expected, abs=1e-4)
     assert record["truncated"] == 0 and f"Score against length: correlation {expected:+.2f}" in said
-    assert "math-prm (rebuilt)" not in said and "3 of 984" in said
+    assert "math-prm (rebuilt)" not in said and "3 of 447" in said
 
 
 def test_subsets_without_rows_are_named(bench):

@@ -142,6 +142,12 @@ def test_b46_unknown_subsets_are_listed_and_stay_out_of_the_total():
     assert result["subsets"]["my-own"]["count"] is None
 
 
+def test_math_prm_has_447_rows_and_weighs_984():
+    subset = rewardbench_scores(subset_rows({"math-prm": 1.0, "hep-go": 0.0}))
+    assert subset["subsets"]["math-prm"]["count"] == 447
+    assert subset["sections"]["Reasoning"]["accuracy"] == pytest.approx(984 / (984 + 164))
+
+
 def test_only_unknown_subsets_have_no_total():
     result = rewardbench_scores(subset_rows({"my-own": 0.5}))
     assert (result["overall"], result["section_mean"], result["sections"]) == (None, None, {})

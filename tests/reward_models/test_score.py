@@ -1,10 +1,12 @@
 """`segrew score` and `segrew show`: answers in, segments with rewards out."""
 
 import json
+import re
+import shutil
 
 import pytest
 
-from reward_models import SegmentRewardModel
+from reward_models import LocationNormalizer, SegmentRewardModel
 from reward_models.score import Answer, coloured, load_answers
 from reward_models.scored_responses import ScoredResponse, Segment
 from segrew.cli import main
@@ -39,8 +41,10 @@ def test_pairs_give_both_sides_with_the_faults_of_the_rejected(load):
 
 
 @pytest.mark.parametrize("row", [{"prompt": "hi"}, {"response": "a"}, {"prompt": "hi", "response": None}])
-def test_a_row_that_is_no_answer_names_its_line(load, row):
-    with pytest.raises(ValueError, match=r"answers\.jsonl, line 2: needs 'prompt' and 'response'"):
+def test_a_row_that_is_no_answer_names_its_line_and_what_is_null(load, row):
+    found = ", ".join(name + " (null)" * (row[name] is None) for name in row)
+    expected = rf"answers\.jsonl, line 2: needs 'prompt' and 'response' .* found {re.escape(found)}\."
+    with pytest.raises(ValueError, match=expected):
         load({"prompt": "hi", "response": "a"}, row)
 
 
@@ -72,7 +76,23 @@ def test_show_prints_each_answer_with_its_rewards(head_dir, pairs_file, short_pa
     argv = ["show", "--reward_model", str(head_dir), "--dataset_name", str(pairs_file), "--max_rows", "2"]
     assert main(argv) == 0
     printed = capsys.readouterr().out
-    assert short_pairs[0].prompt[-1]["content"][:40] in printed and printed.count("score ") == 2
+    assert short_pairs[0].prompt[-1]["content"][:40] in printed and printed.count("  score ") == 2
+    said = " ".join(printed.split())
+    assert "its reward, as it was read" in said and "These are the first 2 answers of more; --max_rows" in said
+
+
+def test_show_says_that_rewards_are_normalized_and_that_all_are_shown(head_dir, tmp_path, capsys):
+    reward_dir = shutil.copytree(head_dir, tmp_path / "rm")
+    model = SegmentRewardModel.from_pretrained(reward_dir)
+    LocationNormalizer.from_parameters(0.0, 0.0, 5.0, 1.0, fingerprint=model.fingerprint).save(
+        reward_dir / "normalizer.json"
+    )
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "hi", "response": f"answer {i}"}) + "\n" for i in range(6)))
+    assert main(["show", "--reward_model", str(reward_dir), "--dataset_name", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "its reward, normalized, while a score is made of rewards as read" in said
+    assert said.count(" score ") == 6 + 1 and "of more" not in said  # the legend has the word, too
 
 
 def test_show_takes_whole_texts_without_a_prompt(head_dir, tmp_path, capsys):

@@ -180,7 +180,8 @@ def test_b32_training_on_from_an_adapter_starts_from_its_scores(tmp_path, train,
 
 def test_the_evaluation_is_reported_with_interval_and_baseline(tmp_path, train, pairs_file):
     shutil.copy(pairs_file, tmp_path / "eval.jsonl")
-    model = train(tmp_path / "a", tune="head", eval_dataset_name=tmp_path / "eval.jsonl")
+    with pytest.warns(UserWarning, match="12 of 12 evaluation pairs have a prompt that is trained on"):
+        model = train(tmp_path / "a", tune="head", eval_dataset_name=tmp_path / "eval.jsonl")
     pairs = load_preferences(str(pairs_file)).pairs
     accuracy = sum(margin(model, pair) > 0 for pair in pairs) / len(pairs)
     summary = read_json(tmp_path / "a" / "evaluation.json")

@@ -139,6 +139,7 @@ def test_broken_gzip_is_refused(refusal, tmp_path, tiny_dir):
         (["--temperature", "nan"], "--temperature nan"),
         (["--threshold", "1", "--quantile", "0.5"], "exclude each other"),
         (["--quantile", "1.5"], "quantile 1.5"),
+        (["--threshold", "-3"], "threshold -3: entropies are never negative"),
         (["--n", "0", "--rule", "ngram"], "n 0"),
         (["--max_length", "4"], "--max_length 4"),
         (["--head_penalty", "-1"], "--head_penalty -1.0"),
@@ -152,6 +153,12 @@ def test_bad_settings_of_train_rm_are_refused(refusal, tmp_path, tiny_dir, pairs
     files = ["--model_name_or_path", tiny_dir, "--dataset_name", pairs_file, "--output_dir", out]
     assert message in refusal("train-rm", *files, *flags)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["segment", "data"])
+def test_a_length_without_room_is_refused_wherever_pairs_are_read(refusal, tiny_dir, pairs_file, command):
+    files = ["--model_name_or_path", tiny_dir, "--dataset_name", pairs_file]
+    assert "--max_length 0: no room for an answer" in refusal(command, *files, "--max_length", "0")
 
 
 @pytest.mark.parametrize("command", ["train-rm", "rewardbench", "score", "segment"])

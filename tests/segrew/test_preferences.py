@@ -82,9 +82,8 @@ def test_rows_without_a_usable_pair_are_counted_by_reason(write):
     )
 
 
-def test_identical_answers_are_kept_for_an_evaluation_that_counts_ties(write):
+def test_identical_answers_are_no_pair(write):
     path = write({"prompt": "x", "chosen": "a", "rejected": "a"})
-    assert len(load_preferences(path, keep_identical=True).pairs) == 1
     with pytest.raises(ValueError, match=r"0 of 1 rows are usable pairs \(1 identical answers\)"):
         load_preferences(path)
 

@@ -48,6 +48,7 @@ def test_b14_line_numbers_count_blank_lines(tmp_path):
         (LINES[0] + b'\n{"prompt": "\xff"}\n', "line 2: not UTF-8"),
         (CLEAN.decode().encode("utf-16"), "line 1: not UTF-8"),
         (CLEAN + b'{"prompt": "x", "cho', "line 3: not valid JSON"),
+        (CLEAN + b'{"prompt": "x",\r\n', r"line 3: not valid JSON \(.* at column 1[56]\)"),
         (CLEAN + b"[]\n", "line 3: expected a JSON object, found list"),
         (CLEAN + b"3\n", "line 3: expected a JSON object, found int"),
     ],

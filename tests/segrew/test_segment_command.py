@@ -54,6 +54,17 @@ def test_a_wanted_length_is_met_and_stored(run, tmp_path):
     assert sum(f"quantile {quantile:g}" in shown for quantile in QUANTILES) == len(QUANTILES)
 
 
+def test_thresholds_are_tried_without_leaving_anything_behind(tmp_path, tiny_dir, pairs_file, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    files = ["--model_name_or_path", str(tiny_dir), "--dataset_name", str(pairs_file)]
+    for threshold in ("1", "2"):
+        assert main(["segment", *files, "--threshold", threshold]) == 0
+        said = capsys.readouterr().out
+        assert f"entropy>{threshold}" in said and "Nothing is written; --output_dir keeps" in said
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_lengths_by_hand():
     cut = Segmentation(torch.tensor([[0, 0, 0, 1, 2, -1], [0, 0, 0, 0, 0, 0]]))
     lengths = UnitLengths.of(SegmentationConfig("ngram"), cut)

@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import pytest
 import torch
@@ -31,6 +32,18 @@ def test_target_length_gives_units_of_that_mean_length(length: float | int, unit
     assert segment_by_entropy(entropy, mask, threshold=config.threshold).counts.sum() == units
 
 
+def test_a_target_length_beyond_the_responses_is_said_to_be_missed():
+    entropy, mask = torch.rand(2, 6, generator=torch.Generator().manual_seed(0)), torch.ones(2, 6, dtype=torch.bool)
+    mask[1, 4:] = False
+    with pytest.warns(
+        UserWarning, match=r"target_length 100: missed, as responses have 5.0 tokens on average.* rule response"
+    ):
+        rule = SegmentationConfig(target_length=100).resolve(entropy, mask)
+    assert segment_by_entropy(entropy, mask, threshold=rule.threshold).counts.tolist() == [1, 1]
+    with warnings.catch_warnings(action="error"):
+        SegmentationConfig(target_length=5).resolve(entropy, mask)
+
+
 def test_resolve_leaves_other_rules_and_given_thresholds_alone():
     for config in (SegmentationConfig("token"), SegmentationConfig(threshold=1.75)):
         assert config.resolve(*own_entropies()) is config
@@ -58,6 +71,7 @@ def test_survives_json(config: SegmentationConfig):
         ({"threshold": 1.0, "quantile": 0.5}, "threshold and quantile exclude each other"),
         ({"quantile": 0.5, "target_length": 4.0}, "quantile and target_length exclude"),
         ({"threshold": float("inf")}, "threshold inf"),
+        ({"threshold": -1}, "threshold -1: entropies are never negative.* rule token"),
         ({"quantile": 1.5}, "quantile 1.5"),
         ({"target_length": 0.5}, "target_length 0.5"),
         ({"rule": "ngram", "n": 0}, "n 0"),

@@ -1,6 +1,7 @@
 """Parts by stage, mixtures by weight, reading no more than is used, and what a run keeps of it."""
 
 import json
+import warnings
 from collections import Counter
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from segrew.data_options import STAGES, DataOptions
 from segrew.preferences import load_preferences
 from segrew.prompts import load_prompts
-from segrew.sources import DataRecord, _quotas, prompt_key, stage_of, write_records
+from segrew.sources import DataRecord, _quotas, prompt_key, stage_of, warn_of_shared_prompts, write_records
 
 
 def row(name, number):
@@ -49,6 +50,15 @@ def test_weights_are_shares_of_the_mixture(files, weights, limit, expected):
     loaded = load_preferences(files, options=DataOptions(dataset_weights=weights), limit=limit)
     assert counts(loaded) == expected
     assert [source.used for source in loaded.sources] == [expected["x"], expected["y"]]
+
+
+def test_prompts_that_are_trained_on_and_held_out_are_counted():
+    with pytest.warns(UserWarning, match="2 of 3 evaluation pairs have a prompt that is trained on too") as caught:
+        warn_of_shared_prompts(iter("abc"), ["a", "d", "a"], "pairs")
+    assert len(caught) == 1
+    with warnings.catch_warnings(action="error"):
+        warn_of_shared_prompts("abc", ["d"], "pairs")
+        warn_of_shared_prompts("abc", [], "pairs")
 
 
 def test_b34_a_mixture_is_the_same_for_the_same_seed_only(files):
