@@ -129,7 +129,7 @@ class Roles:
         def compute(part: Conversations) -> tuple[Tensor, ...]:
             states = response_states(model, part)
             said = [statistics_of_states(model, states.before, part, temperature=t) for t in temperatures]
-            outputs = (states.spread(reader.outputs_of(states.at)) for reader in self.readers.values())
+            outputs = (reader.outputs_of(states.at, states.mask) for reader in self.readers.values())
             return *(logprobs for logprobs, _ in said), said[0][1], *outputs
 
         found = list(in_micro_batches(compute, conversations, max_tokens))

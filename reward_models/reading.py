@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from reward_models.card import RewardModelCard
 from segrew.aggregation import aggregate, attention_weights
-from segrew.conversations import Conversations, response_states
+from segrew.conversations import Conversations, in_rows, response_states
 from segrew.language_models import plain_model
 from segrew.segmentation import Segmentation, read_columns
 
@@ -36,11 +36,17 @@ def read_head(head: Any, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
         return linear(states.float(), head.weight.float(), bias).squeeze(-1)
 
 
-def read_tokens(model: Any, states: Float[Tensor, "*n d"], card: RewardModelCard) -> Float[Tensor, "*n k"]:
-    """What the heads of a model say of each state: the reward, and the attention's logit where it is learned."""
+def read_tokens(
+    model: Any, states: Float[Tensor, "n d"], mask: Bool[Tensor, "b t"], card: RewardModelCard
+) -> Float[Tensor, "b t k"]:
+    """What the heads of a model say after every token: the reward, and the attention's logit where it is learned.
+
+    Args:
+        states: after each token, row after row.
+    """
     plain = plain_model(model)
     heads = [plain.score, plain.unit_attention] if card.aggregator == "learned" else [plain.score]
-    return torch.stack([read_head(head, states) for head in heads], -1)
+    return in_rows(torch.stack([read_head(head, states) for head in heads], -1), mask)
 
 
 def at_units(
@@ -61,5 +67,5 @@ def read_units(
 ) -> Readings:
     """Run the trunk over conversations and read each unit."""
     states = response_states(model, conversations)
-    outputs = states.spread(read_tokens(model, states.at, card))
+    outputs = read_tokens(model, states.at, states.mask, card)
     return at_units(outputs, conversations.ended, segmentation, card)

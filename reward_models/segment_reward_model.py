@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from rich.progress import Progress
 from torch import Tensor, nn
 
@@ -189,14 +189,14 @@ class SegmentRewardModel:
             outputs = self.outputs(conversations)
         return at_units(outputs, conversations.ended, segmentation, self.card)
 
-    def outputs_of(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
-        """What the heads say after tokens, from the trunk's states there."""
-        return read_tokens(self.model, states, self.card)
+    def outputs_of(self, states: Float[Tensor, "n d"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b t k"]:
+        """What the heads say after every token, from the trunk's states there, row after row; 0 in padding."""
+        return read_tokens(self.model, states, mask, self.card)
 
     def outputs(self, conversations: Conversations) -> Float[Tensor, "b t k"]:
         """What they say after every token, from a pass of its own."""
         states = response_states(self.model, conversations)
-        return states.spread(self.outputs_of(states.at))
+        return self.outputs_of(states.at, states.mask)
 
     def segmenter_pass(
         self, conversations: Conversations
@@ -205,7 +205,7 @@ class SegmentRewardModel:
         segmenter = self.segmenter()
         states = response_states(segmenter, conversations)
         logprobs, entropy = statistics_of_states(segmenter, states.before, conversations)
-        return logprobs, entropy, states.spread(self.outputs_of(states.at)) if self.card.trunk_is_segmenter else None
+        return logprobs, entropy, self.outputs_of(states.at, states.mask) if self.card.trunk_is_segmenter else None
 
     def cut(
         self,
@@ -253,7 +253,7 @@ class SegmentRewardModel:
         if known is not None:
             device = next(self.model.parameters()).device
             logprobs, entropy, *states = (feature.to(device) for feature in known)
-            outputs = self.outputs_of(states[0]) if states else None
+            outputs = self.outputs_of(states[0], conversations.mask.to(device)) if states else None
         elif self.segmentation.needs_model:
             logprobs, entropy, outputs = self.segmenter_pass(conversations)
         if outputs is None:

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from rich.progress import Progress
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from segrew import feature_cache
 from segrew.conversations import (
@@ -44,7 +43,7 @@ class ResponseFeatures:
     states: Float[Tensor, "n d"] | None
 
     def of_rows(self, rows: list[int], lengths: list[int]) -> tuple[Tensor, ...]:
-        """Return log-probabilities and entropies of some rows, and their states, where kept, as [b t d].
+        """Return log-probabilities and entropies of some rows, and their states, where kept, row after row.
 
         Args:
             lengths: of all rows.
@@ -54,7 +53,7 @@ class ResponseFeatures:
         if self.states is None:
             return found
         firsts = list(accumulate(lengths, initial=0))
-        return (*found, pad_sequence([self.states[firsts[row] : firsts[row + 1]] for row in rows], batch_first=True))
+        return (*found, torch.cat([self.states[firsts[row] : firsts[row + 1]] for row in rows]))
 
 
 @torch.no_grad()

@@ -140,7 +140,7 @@ def test_response_mode_equals_a_last_token_head_bit_for_bit(build_scorer):
     scorer = build_scorer("response")
     rows = Conversations([[5, 6]] * 3, [[7, 8, 2], [9] * 9, [2]], torch.tensor([True, False, True]))
     states = response_states(scorer.model, rows)
-    outputs = states.spread(read_tokens(scorer.model, states.at, scorer.card))
+    outputs = read_tokens(scorer.model, states.at, states.mask, scorer.card)
     found = at_units(outputs, rows.ended, segment_by_response(rows.mask), scorer.card)
     ends = torch.arange(3), torch.tensor([2, 8, 0])
     expected = states.spread(scorer.head(states.at))[ends]  # of fewer rows it may round otherwise
